@@ -1,0 +1,243 @@
+"""Every setting, validated and frozen. One YAML file serves `serve run` and the command line.
+
+Unknown keys are refused. Knows neither torch nor Ray.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from fmoe_ray.errors import ConfigError
+
+_BYTES = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+
+
+def parse_bytes(text: str) -> int:
+    """`"4GiB"` -> 4294967296. Raises ConfigError for anything that is not a number and a unit."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
+    if match is None or match[2].lower() not in _BYTES:
+        raise ConfigError(f"{text!r} is not a size; write for example 512MiB or 4GiB")
+    return int(float(match[1]) * _BYTES[match[2].lower()])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """How many experts one device may hold. Exactly one of the three is set; none means automatic."""
+
+    fraction: float | None = None
+    num_bytes: int | None = None
+    num_experts: int | None = None
+
+    @classmethod
+    def parse(cls, value: object) -> "Budget":
+        """0.25 or "25%" is a fraction of all experts, "4GiB" bytes, 64 a number of experts, "auto" the rest.
+
+        Raises ConfigError naming the value.
+        """
+        if isinstance(value, Budget):
+            return value
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ConfigError(f"budget {value!r}: write 0.25, 25%, 4GiB, a number of experts or auto")
+        text = str(value).strip()
+        if text.lower() == "auto":
+            return cls()
+        if re.fullmatch(r"\d+", text):
+            budget = cls(num_experts=int(text))
+        elif re.fullmatch(r"\d*\.\d+|\d+\.\d*|\d+e-?\d+", text):
+            budget = cls(fraction=float(text))
+        elif text.endswith("%") and re.fullmatch(r"\d+(\.\d+)?", text[:-1]):
+            budget = cls(fraction=float(text[:-1]) / 100)
+        elif re.fullmatch(r"\d+(\.\d+)?\s*[A-Za-z]+", text):
+            budget = cls(num_bytes=parse_bytes(text))
+        else:
+            raise ConfigError(f"budget {value!r}: write 0.25, 25%, 4GiB, a number of experts or auto")
+        if budget.fraction is not None and not 0 < budget.fraction <= 1:
+            raise ConfigError(f"budget {value!r}: a fraction lies above 0 and at most at 1")
+        if budget.num_bytes == 0 or budget.num_experts == 0:
+            raise ConfigError(f"budget {value!r}: at least top_k experts are needed")
+        return budget
+
+    @property
+    def is_automatic(self) -> bool:
+        return self.fraction is None and self.num_bytes is None and self.num_experts is None
+
+    def __str__(self) -> str:
+        if self.fraction is not None:
+            return f"{self.fraction:g}"
+        if self.num_bytes is not None:
+            return f"{self.num_bytes}B"
+        return "auto" if self.num_experts is None else str(self.num_experts)
+
+    def slots(self, *, num_experts: int, expert_bytes: int, min_slots: int) -> int:
+        """Expert slots on a device that hosts `num_experts` experts of `expert_bytes` bytes each.
+
+        A budget above all experts is cut to them. Automatic means all of them here; a device with
+        less memory must resolve it first. Raises ConfigError below `min_slots`.
+        """
+        if self.fraction is not None:
+            slots = int(self.fraction * num_experts + 1e-9)
+        elif self.num_bytes is not None:
+            slots = self.num_bytes // expert_bytes
+        else:
+            slots = num_experts if self.num_experts is None else self.num_experts
+        if slots < min_slots:
+            raise ConfigError(
+                f"expert budget {self} holds {slots} experts; a token needs {min_slots} at once: "
+                f"give at least {min_slots}, or {min_slots * expert_bytes} bytes"
+            )
+        return min(slots, num_experts)
+
+
+def _budget(value: object) -> Budget:
+    try:
+        return Budget.parse(value)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+
+
+BudgetField = Annotated[Budget, BeforeValidator(_budget)]
+
+
+def _size(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            return parse_bytes(value)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+    return value
+
+
+SizeField = Annotated[int, BeforeValidator(_size), Field(gt=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True
+    )
+
+
+class ModelSettings(_Section):
+    path: str = "tiny"
+    """A checkpoint folder, a hub name, or `tiny`: the demonstration model inside the package."""
+    served_name: str | None = None
+    """The name in `/v1/models` and in requests; the last part of `path` if not given."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes a GPU where there is one."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """`auto` keeps the checkpoint's on a GPU and computes in float32 on a CPU."""
+
+    @property
+    def name(self) -> str:
+        return self.served_name or Path(self.path).name
+
+
+class OffloadSettings(_Section):
+    policy: str = "lru"
+    """Which policy decides on prefetching and eviction; `fmoe bench policies` compares them."""
+    budget: BudgetField = Budget()
+    """Experts held per device: 0.25 or 25% of all, 4GiB, 64 experts, or auto (what is left over)."""
+    eviction: Literal["policy", "lru", "lfu", "fmoe"] = "policy"
+    """Overrides the policy's own choice of victims."""
+    prefetch_distance: Annotated[int, Field(ge=1)] = 3
+    """d: how many layers ahead of its use an expert is prefetched."""
+    store_capacity: Annotated[int, Field(ge=1)] = 1000
+    """C: expert maps kept by the store."""
+    store_path: str | None = None
+    """Where learned maps are saved and loaded from; none keeps them in memory only."""
+    pooling: Literal["mean", "last", "max"] = "mean"
+    """How a prompt's token embeddings become one semantic embedding."""
+    chunk_bytes: SizeField = 4 * 2**20
+    """Copies are cut into chunks of this size; an on-demand load overtakes between two of them."""
+    prefetch_depth: Annotated[int, Field(ge=1)] = 2
+    """Prefetches handed to the link at once."""
+    link_gbps: Annotated[float, Field(gt=0)] | None = None
+    """CPU device only: throttles copies to this rate (GB/s), to study a slower link."""
+    record_path: str | None = None
+    """Writes a routing trace of everything served to this file."""
+    transfer_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """A step that waits longer for an expert fails with an error instead of hanging."""
+
+
+class EngineSettings(_Section):
+    max_batch_size: Annotated[int, Field(ge=1)] = 16
+    """Requests computed together, and so KV slots."""
+    max_context: Annotated[int, Field(ge=2)] | None = None
+    """Tokens of prompt and answer together; the model's own limit if not given."""
+    max_prefill_tokens: Annotated[int, Field(ge=1)] = 8192
+    """Prompt tokens in one step at most: bounds the workspace. A longer prompt is cut into chunks."""
+    max_waiting: Annotated[int, Field(ge=0)] = 256
+    """Requests that may wait for a KV slot; one more is refused with 429."""
+    request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """A request that takes longer ends with an error."""
+    num_threads: Annotated[int, Field(ge=1)] | None = None
+    """CPU threads for the dense computation; torch's own choice if not given."""
+
+
+class ShardSettings(_Section):
+    num_shards: Annotated[int, Field(ge=1)] = 1
+    """G: devices that share the experts; expert e = l*J + j lies on shard e mod G."""
+    placement: Literal["STRICT_PACK", "PACK", "SPREAD"] = "STRICT_PACK"
+    """STRICT_PACK keeps all shards of a replica on one node."""
+    start_timeout_s: Annotated[float, Field(gt=0)] = 900.0
+    """Placing, loading and meeting may take this long before the replica fails with a message."""
+
+
+class ServerSettings(_Section):
+    api_keys: tuple[str, ...] = ()
+    """Accepted bearer tokens; none means that no key is asked for."""
+
+
+class Settings(_Section):
+    model: ModelSettings = ModelSettings()
+    offload: OffloadSettings = OffloadSettings()
+    engine: EngineSettings = EngineSettings()
+    shards: ShardSettings = ShardSettings()
+    server: ServerSettings = ServerSettings()
+
+
+def describe(error: ValidationError) -> str:
+    """One line a mistake: the key, what is wrong, the value."""
+    lines = []
+    for item in error.errors():
+        key = ".".join(str(part) for part in item["loc"]) or "(top level)"
+        if item["type"] == "extra_forbidden":
+            lines.append(f"{key}: unknown setting; remove it or correct its spelling")
+        else:
+            lines.append(f"{key}: {item['msg']}, got {item['input']!r}")
+    return "; ".join(lines)
+
+
+def parse_settings(args: dict[str, Any]) -> Settings:
+    """Raises ConfigError naming every wrong key and value."""
+    try:
+        return Settings.model_validate(args)
+    except ValidationError as error:
+        raise ConfigError(describe(error)) from error
+
+
+def load_settings(path: str | os.PathLike[str]) -> Settings:
+    """Reads `applications[0].args` of a Serve configuration file.
+
+    Raises ConfigError if the file is missing, is not YAML, or holds wrong settings.
+    """
+    try:
+        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {error}") from error
+    applications = document.get("applications") if isinstance(document, dict) else None
+    if not isinstance(applications, list) or not applications or not isinstance(applications[0], dict):
+        raise ConfigError(f"{path}: no applications: list; is it a Serve configuration file?")
+    args = applications[0].get("args") or {}
+    if not isinstance(args, dict):
+        raise ConfigError(f"{path}: applications[0].args must be a mapping, got {args!r}")
+    try:
+        return parse_settings(args)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error

@@ -1,0 +1,42 @@
+"""The seam between scheduler and computation."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from fmoe_ray.engine.messages import StepPlan, StepResult
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunnerInfo:
+    """What the scheduler must know of the model behind a runner."""
+
+    num_slots: int
+    """KV slots: requests that can be in flight at once."""
+    max_context: int
+    """Tokens a slot holds."""
+    max_prefill_tokens: int
+    vocab_size: int
+    num_layers: int
+    num_experts: int
+    top_k: int
+    expert_bytes: int
+    expert_slots: int
+    device: str
+    dtype: str
+    policy: str
+
+
+class Runner(Protocol):
+    """Carries out steps, one at a time.
+
+    In one process it is `engine.step_runner.StepRunner` on a thread; in a cluster a channel to the
+    shards.
+    """
+
+    @property
+    def info(self) -> RunnerInfo: ...
+
+    async def step(self, plan: StepPlan) -> StepResult:
+        """Raises EngineError when no later step can succeed either."""
+
+    async def close(self) -> None: ...
