@@ -1,7 +1,8 @@
 """Train the small Mixture-of-Experts dialogue model that ships with fmoe_ray.
 
-Reads dialogues from a JSON lines file, trains a byte-level BPE tokenizer and a Mixtral model on them, and saves the
-checkpoint with the lowest validation loss as a Hugging Face folder. Knows nothing of fmoe_ray itself.
+Reads dialogues from a JSON lines file, trains a byte-level BPE tokenizer and a Mixtral model on
+them, and saves the checkpoint with the lowest validation loss as a Hugging Face folder. Knows
+nothing of fmoe_ray itself.
 
 Shape letters: B sequences, T tokens of a sequence, L layers, N = B * T tokens, E experts.
 """
@@ -34,8 +35,8 @@ SPECIAL_TOKENS = [PAD, BOS, END, USER, ASSISTANT]
 ROLE_TO_TOKEN = {"user": USER, "assistant": ASSISTANT}
 IGNORED_LABEL = -100
 
-# System text opens the next user turn, because the training data has no system role. Roles other than these three
-# are read as the user's, so that no conversation is refused.
+# System text opens the next user turn, because the training data has no system role. Any other
+# role is read as the user's, so that no conversation is refused.
 CHAT_TEMPLATE = """\
 {{- bos_token -}}
 {%- set ns = namespace(prefix='') -%}
@@ -95,7 +96,10 @@ def clean(text: str) -> str:
 
 
 def load_dialogues(path: Path) -> list[Dialogue]:
-    """Return the distinct dialogues of `path` in file order; those with an empty turn are left out and counted."""
+    """Return the distinct dialogues of `path`, in file order, leaving out those with an empty turn.
+
+    Raises `ValueError` for a role other than user and assistant.
+    """
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as lines:
         records = [json.loads(line) for line in lines]
@@ -112,7 +116,10 @@ def load_dialogues(path: Path) -> list[Dialogue]:
 
 
 def split_dialogues(dialogues: list[Dialogue], num_held_out: int, seed: int) -> Split:
-    """Hold out `num_held_out` dialogues for validation and as many for test; the same seed gives the same split."""
+    """Hold out `num_held_out` dialogues for validation and as many for test.
+
+    The same dialogues and seed give the same split on every machine.
+    """
     if len(dialogues) <= 2 * num_held_out:
         raise ValueError(f"{len(dialogues)} dialogues cannot hold out twice {num_held_out}")
     shuffled = dialogues.copy()
@@ -144,7 +151,9 @@ def train_tokenizer(
         ),
     )
     if tokenizer.get_vocab_size() != vocab_size:
-        raise ValueError(f"the text yields only {tokenizer.get_vocab_size()} of {vocab_size} tokens")
+        raise ValueError(
+            f"the text yields {tokenizer.get_vocab_size()} tokens; lower --vocab-size to that"
+        )
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A",
         pair=f"{BOS} $A {BOS} $B",
@@ -173,8 +182,8 @@ def batches(
 ) -> Iterator[torch.Tensor]:
     """Yield [B, T] batches for ever, shuffling and packing anew each epoch.
 
-    A sequence opens with a dialogue, as a conversation does when the model is used; what is cut off at its end is
-    left out for that epoch.
+    A sequence opens with a dialogue, as a conversation does when the model is used; what is cut
+    off at its end is left out for that epoch.
     """
     rng = np.random.default_rng(seed)
     sequences: list[list[int]] = []
@@ -226,11 +235,11 @@ def count_assignments(router_logits_LNE: torch.Tensor, num_experts_per_tok: int)
 def load_balancing_loss(router_logits_LNE: torch.Tensor, num_experts_per_tok: int) -> torch.Tensor:
     """Return the Switch Transformer's balancing loss, taken per layer and averaged.
 
-    The library's own pools the layers, so that one layer's favourite expert can hide behind another's. Perfect
-    balance gives `num_experts_per_tok` in both.
+    The library's own pools the layers, so that one layer's favourite expert can hide behind
+    another's. Perfect balance gives `num_experts_per_tok` in both.
     """
-    num_experts = router_logits_LNE.shape[-1]
-    frequency_LE = count_assignments(router_logits_LNE, num_experts_per_tok) / router_logits_LNE.shape[1]
+    _, num_tokens, num_experts = router_logits_LNE.shape
+    frequency_LE = count_assignments(router_logits_LNE, num_experts_per_tok) / num_tokens
     probability_LE = router_logits_LNE.float().softmax(dim=-1).mean(dim=1)
     return num_experts * (frequency_LE * probability_LE).sum(dim=-1).mean()
 
@@ -254,7 +263,7 @@ def forward(
 def evaluate(
     model: MixtralForCausalLM, dialogue_ids: list[list[int]], max_length: int, batch_size: int = 64
 ) -> Evaluation:
-    """Measure the model on each dialogue by itself, as it is used; longer ones are cut to `max_length`."""
+    """Measure the model on each dialogue by itself, as it is used, cut to `max_length` tokens."""
     was_training = model.training
     model.eval()
     device = model.device
@@ -265,8 +274,10 @@ def evaluate(
     for start in range(0, len(by_length), batch_size):
         chunk = by_length[start : start + batch_size]
         rows = [torch.tensor(ids) for ids in chunk]
-        labels = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=IGNORED_LABEL)
-        # Padding is on the right, where causal attention never looks from a real token: no mask is needed.
+        labels = torch.nn.utils.rnn.pad_sequence(
+            rows, batch_first=True, padding_value=IGNORED_LABEL
+        )
+        # The padding is on the right, where no real token looks: causal attention needs no mask.
         ids = labels.masked_fill(labels == IGNORED_LABEL, config.pad_token_id)
         loss, router_logits_LNE = forward(model, ids.to(device), labels.to(device))
         loss_sum += loss.item()
@@ -301,8 +312,8 @@ def train(
 ) -> TrainResult:
     """Train `model` in place and return the weights of the step with the lowest validation loss.
 
-    The model computes with weights in its own dtype while the optimizer holds float32 masters. On a GPU that dtype is
-    bfloat16, so every loss seen during training is one of weights rounded as they will be saved.
+    The model computes with weights in its own dtype while the optimizer holds float32 masters. On a
+    GPU that dtype is bfloat16, so every loss seen is one of weights rounded as they will be saved.
     """
     device = model.device
     names, parameters = zip(*model.named_parameters(), strict=True)
@@ -355,7 +366,10 @@ def train(
 
 @torch.inference_mode()
 def sample_reply(
-    model: MixtralForCausalLM, tokenizer: PreTrainedTokenizerFast, prompt: str, max_new_tokens: int = 64
+    model: MixtralForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    prompt: str,
+    max_new_tokens: int = 64,
 ) -> str:
     """Return the greedy reply to `prompt` as a first user turn."""
     inputs = tokenizer.apply_chat_template(
@@ -365,24 +379,30 @@ def sample_reply(
         return_dict=True,
     ).to(model.device)
     output = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
-    reply: str = tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    num_prompt_tokens = inputs["input_ids"].shape[1]
+    reply: str = tokenizer.decode(output[0, num_prompt_tokens:], skip_special_tokens=True)
     return reply
 
 
 def count_active_parameters(model: MixtralForCausalLM) -> int:
     """Return how many parameters one token passes through."""
     config = model.config
-    num_expert_parameters = sum(
-        p.numel() for n, p in model.named_parameters() if ".experts." in n
-    )
-    idle_share = 1 - config.num_experts_per_tok / config.num_local_experts
-    return model.num_parameters() - round(num_expert_parameters * idle_share)
+    num_parameters: int = model.num_parameters()
+    num_in_experts = sum(p.numel() for n, p in model.named_parameters() if ".experts." in n)
+    num_idle_experts = config.num_local_experts - config.num_experts_per_tok
+    return num_parameters - num_in_experts * num_idle_experts // config.num_local_experts
 
 
 def save(
-    model: MixtralForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path, figures: dict[str, str]
+    model: MixtralForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    folder: Path,
+    figures: dict[str, str],
 ) -> None:
-    """Write the model, its tokenizer and its card, whose placeholders `figures` must fill, into `folder`."""
+    """Write the model, its tokenizer and its card into `folder`.
+
+    `figures` must fill every placeholder of model_card.md; a missing one raises `KeyError`.
+    """
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -402,20 +422,20 @@ def parse_args() -> argparse.Namespace:
         "--dialogues",
         type=Path,
         required=True,
-        help='.jsonl or .jsonl.gz of {"source": ..., "turns": [{"role": "user" or "assistant", "text": ...}]}',
+        help='lines of {"source", "turns": [{"role", "text"}]}, as .jsonl or .jsonl.gz',
     )
-    parser.add_argument("--output", type=Path, required=True, help="folder to write the model to")
+    parser.add_argument("--output", type=Path, required=True, help="folder to write to")
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--warmup-steps", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=16, help="sequences in a step")
     parser.add_argument(
-        "--sequence-length", type=int, default=2048, help="tokens; also the model's context length"
+        "--sequence-length", type=int, default=2048, help="in tokens; also the context length"
     )
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--vocab-size", type=int, default=4096)
     parser.add_argument(
-        "--held-out", type=int, default=600, help="dialogues for validation, and as many for test"
+        "--held-out", type=int, default=600, help="dialogues to validate on, as many to test on"
     )
     parser.add_argument("--eval-every", type=int, default=50, help="steps between validations")
     parser.add_argument("--seed", type=int, default=0)
@@ -435,13 +455,14 @@ def main() -> None:
     torch.manual_seed(args.seed)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     model = create_model(tokenizer, args.sequence_length, dtype).to(device)
-    print(f"model: {model.num_parameters():,} parameters, {count_active_parameters(model):,} active")
+    num_parameters, num_active = model.num_parameters(), count_active_parameters(model)
+    print(f"model: {num_parameters:,} parameters, {num_active:,} active for a token")
     started_s = time.perf_counter()
     best = train(model, train_ids, validation_ids, args)
     train_s = time.perf_counter() - started_s
 
-    # The figures of record are computed in float32 on the CPU, first with the optimizer's weights, then with the
-    # bfloat16 weights that are saved.
+    # The test losses are computed in float32 on the CPU, first with the optimizer's weights, then
+    # with the bfloat16 weights that are saved.
     reference = create_model(tokenizer, args.sequence_length, torch.float32)
     reference.load_state_dict(best.master_weights, strict=False)
     reference.tie_weights()
@@ -453,8 +474,8 @@ def main() -> None:
     replies = [(prompt, sample_reply(reference, tokenizer, prompt)) for prompt in SAMPLE_PROMPTS]
     num_seen_tokens = best.best_step * args.batch_size * args.sequence_length
     figures = {
-        "parameters": f"{model.num_parameters():,}",
-        "active_parameters": f"{count_active_parameters(model):,}",
+        "num_parameters": f"{num_parameters:,}",
+        "num_active": f"{num_active:,}",
         "sequence_length": f"{args.sequence_length:,}",
         "batch_size": str(args.batch_size),
         "learning_rate": f"{args.learning_rate:g}",
