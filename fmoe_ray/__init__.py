@@ -1,4 +1,4 @@
-"""Serve Mixture-of-Experts models larger than GPU memory, losslessly, by predicting which experts come next.
+"""Serve Mixture-of-Experts models larger than GPU memory, losslessly, by predicting the experts.
 
 Importing this package imports neither Ray nor torch nor the compiled core.
 """

@@ -27,7 +27,7 @@ def parse_bytes(text: str) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """How many experts one device may hold. Exactly one of the three is set; none means automatic."""
+    """How many experts one device may hold. One of the three is set; none is automatic."""
 
     fraction: float | None = None
     num_bytes: int | None = None
@@ -35,14 +35,16 @@ class Budget:
 
     @classmethod
     def parse(cls, value: object) -> "Budget":
-        """0.25 or "25%" is a fraction of all experts, "4GiB" bytes, 64 a number of experts, "auto" the rest.
+        """0.25 or "25%": of all experts; "4GiB": bytes; 64: experts; "auto": what is left over.
 
         Raises ConfigError naming the value.
         """
         if isinstance(value, Budget):
             return value
         if isinstance(value, bool) or not isinstance(value, int | float | str):
-            raise ConfigError(f"budget {value!r}: write 0.25, 25%, 4GiB, a number of experts or auto")
+            raise ConfigError(
+                f"budget {value!r}: write 0.25, 25%, 4GiB, a number of experts or auto"
+            )
         text = str(value).strip()
         if text.lower() == "auto":
             return cls()
@@ -55,7 +57,9 @@ class Budget:
         elif re.fullmatch(r"\d+(\.\d+)?\s*[A-Za-z]+", text):
             budget = cls(num_bytes=parse_bytes(text))
         else:
-            raise ConfigError(f"budget {value!r}: write 0.25, 25%, 4GiB, a number of experts or auto")
+            raise ConfigError(
+                f"budget {value!r}: write 0.25, 25%, 4GiB, a number of experts or auto"
+            )
         if budget.fraction is not None and not 0 < budget.fraction <= 1:
             raise ConfigError(f"budget {value!r}: a fraction lies above 0 and at most at 1")
         if budget.num_bytes == 0 or budget.num_experts == 0:
@@ -140,7 +144,7 @@ class OffloadSettings(_Section):
     policy: str = "lru"
     """Which policy decides on prefetching and eviction; `fmoe bench policies` compares them."""
     budget: BudgetField = Budget()
-    """Experts held per device: 0.25 or 25% of all, 4GiB, 64 experts, or auto (what is left over)."""
+    """Experts held per device: 0.25 or 25% of all, 4GiB, 64 experts, or auto (what is left)."""
     eviction: Literal["policy", "lru", "lfu", "fmoe"] = "policy"
     """Overrides the policy's own choice of victims."""
     prefetch_distance: Annotated[int, Field(ge=1)] = 3
@@ -169,7 +173,7 @@ class EngineSettings(_Section):
     max_context: Annotated[int, Field(ge=2)] | None = None
     """Tokens of prompt and answer together; the model's own limit if not given."""
     max_prefill_tokens: Annotated[int, Field(ge=1)] = 8192
-    """Prompt tokens in one step at most: bounds the workspace. A longer prompt is cut into chunks."""
+    """Prompt tokens in one step at most: bounds the workspace. A longer prompt is cut up."""
     max_waiting: Annotated[int, Field(ge=0)] = 256
     """Requests that may wait for a KV slot; one more is refused with 429."""
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
@@ -232,7 +236,11 @@ def load_settings(path: str | os.PathLike[str]) -> Settings:
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {error}") from error
     applications = document.get("applications") if isinstance(document, dict) else None
-    if not isinstance(applications, list) or not applications or not isinstance(applications[0], dict):
+    if (
+        not isinstance(applications, list)
+        or not applications
+        or not isinstance(applications[0], dict)
+    ):
         raise ConfigError(f"{path}: no applications: list; is it a Serve configuration file?")
     args = applications[0].get("args") or {}
     if not isinstance(args, dict):

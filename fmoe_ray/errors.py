@@ -1,4 +1,4 @@
-"""Every exception of the package. A user's mistake is one of these and says the value and the remedy.
+"""Every exception of the package. A user's mistake names the value and the remedy.
 
 FmoeError
 |- ConfigError                a setting, flag or configuration file is wrong
@@ -7,8 +7,8 @@ FmoeError
 |  |- CheckpointError             incomplete, damaged or not safetensors
 |  |- UnsupportedModelError       no offloadable experts in this architecture
 |  `- FingerprintError            a host store, map store or trace of another model
-|- CapacityError              something does not fit: host memory, shared memory, device memory, slots
-|- RequestError               a request is refused; carries an HTTP status and the offending parameter
+|- CapacityError              something does not fit: host, shared or device memory, slots
+|- RequestError               a request is refused; carries an HTTP status and the parameter
 |  |- InvalidRequestError         400
 |  |- ModelNotFoundError          404
 |  `- OverloadedError             429, with the seconds to wait

@@ -1,4 +1,4 @@
-"""The `fmoe` command: composition root, one module a command. Each imports what it needs when it runs."""
+"""The `fmoe` command: composition root, one module a command, heavy imports inside."""
 
 from fmoe_ray.cli.app import main
 

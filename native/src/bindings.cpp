@@ -1,5 +1,5 @@
-// native/src/bindings.cpp: the only file that knows Python. One bind_* function a concept; every call
-// that can block releases the GIL.
+// native/src/bindings.cpp: the only file that knows Python. One bind_* function a concept; every
+// call that can block releases the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>

@@ -6,11 +6,11 @@ namespace fmoe {
 
 ExpertCache::ExpertCache(const Geometry& geometry, int num_slots) : geometry_(geometry) {
     geometry_.validate();
-    require(num_slots >= 1, "expert cache: at least 1 slot is needed, got " +
-                                std::to_string(num_slots));
-    require(num_slots <= geometry_.size(),
-            "expert cache: " + std::to_string(num_slots) + " slots for " +
-                std::to_string(geometry_.size()) + " experts");
+    require(num_slots >= 1,
+            "expert cache: at least 1 slot is needed, got " + std::to_string(num_slots));
+    require(num_slots <= geometry_.size(), "expert cache: " + std::to_string(num_slots) +
+                                               " slots for " + std::to_string(geometry_.size()) +
+                                               " experts");
     const auto size = static_cast<std::size_t>(geometry_.size());
     residency_.assign(size, Residency::absent);
     cause_.assign(size, Cause::on_demand);

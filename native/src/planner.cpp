@@ -244,7 +244,8 @@ void Planner::check_integrity() const {
     FMOE_CHECK(on_demand == on_demand_in_flight_);
     FMOE_CHECK(prefetches == prefetches_in_flight_);
     int pins = 0;
-    for (int expert = 0; expert < cache_.geometry().size(); ++expert) pins += cache_.is_pinned(expert);
+    for (int expert = 0; expert < cache_.geometry().size(); ++expert)
+        pins += cache_.is_pinned(expert);
     FMOE_CHECK(pins == static_cast<int>(pinned_.size()));
     for (int expert : waiting_) FMOE_CHECK(cache_.is_absent(expert) && cache_.is_pinned(expert));
 }

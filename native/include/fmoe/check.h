@@ -8,8 +8,8 @@
 
 namespace fmoe {
 
-[[noreturn]] inline void fail_invariant(
-    const char* what, std::source_location at = std::source_location::current()) {
+[[noreturn]] inline void fail_invariant(const char* what,
+                                        std::source_location at = std::source_location::current()) {
     throw std::logic_error(std::string(at.file_name()) + ":" + std::to_string(at.line()) + ": " +
                            what);
 }
@@ -20,7 +20,7 @@ inline void require(bool condition, const std::string& message) {
 
 }  // namespace fmoe
 
-#define FMOE_CHECK(condition)                                \
-    do {                                                     \
+#define FMOE_CHECK(condition)                                 \
+    do {                                                      \
         if (!(condition)) ::fmoe::fail_invariant(#condition); \
     } while (0)

@@ -1,5 +1,6 @@
-// fmoe/planner.h: joins cache and policy. It serves misses ahead of everything, applies the policy's
-// instructions and says what the link has to do. Shared by engine and simulator; one owner.
+// fmoe/planner.h: joins cache and policy. It serves misses ahead of everything, applies the
+// policy's instructions and says what the link has to do. Shared by engine and simulator; one
+// owner.
 #pragma once
 
 #include <cstdint>
@@ -54,14 +55,15 @@ public:
     Policy& policy() noexcept { return *policy_; }
 
     void iteration_started(const IterationStarted& event);
-    // `needed` ascending, each once. Pins them until released. When they exceed the slots that can be
-    // had, the rest is started as slots come free (waves): release what was computed.
+    // `needed` ascending, each once. Pins them until released. When they exceed the slots that can
+    // be had, the rest is started as slots come free (waves): release what was computed.
     GateOutcome gate_requested(const GateRequested& event);
     void predicted(const Prediction& prediction);
     void copy_done(int expert);
     // The layer has finished reading this expert of the current gate.
     void release(int expert);
-    // Releases whatever the current gate still pins. Called before the next gate and by a failed step.
+    // Releases whatever the current gate still pins. Called before the next gate and by a failed
+    // step.
     void release_all();
     void iteration_ended();
     void request_ended(std::uint64_t request);

@@ -1,5 +1,5 @@
-// fmoe/policy.h: the decisions. Events in, instructions out; no clock, no I/O, no thread, so the same
-// object runs in the engine and in the simulator and replays from a trace.
+// fmoe/policy.h: the decisions. Events in, instructions out; no clock, no I/O, no thread, so the
+// same object runs in the engine and in the simulator and replays from a trace.
 #pragma once
 
 #include <cstdint>
@@ -70,8 +70,8 @@ public:
     // The link can take one more prefetch: at most one start_copy, none when nothing pays.
     virtual void link_free(const ExpertCache&, Instructions&) {}
 
-    // An expert with cache.can_evict(), or -1 where every one of them had better stay; -1 is refused
-    // for an on-demand load while something can be evicted.
+    // An expert with cache.can_evict(), or -1 where every one of them had better stay; -1 is
+    // refused for an on-demand load while something can be evicted.
     virtual int victim(const VictimNeeded&, const ExpertCache&) = 0;
 };
 

@@ -1,6 +1,7 @@
 // fmoe/predictor.h: looks at what inference publishes and says which experts the next layers will
-// ask for. Pure: no clock, no I/O, no thread; the engine calls it on its matcher thread, the simulator
-// in line. It may be slow: nothing on the inference path waits for it unless is_synchronous().
+// ask for. Pure: no clock, no I/O, no thread; the engine calls it on its matcher thread, the
+// simulator in line. It may be slow: nothing on the inference path waits for it unless
+// is_synchronous().
 //
 // Shapes: R rows (requests of the iteration), L layers, J experts, h embedding size.
 #pragma once
@@ -19,11 +20,11 @@ enum class Phase : std::uint8_t { prefill, decode };
 struct IterationContext {
     std::uint64_t iteration = 0;
     int num_rows = 0;
-    const std::uint64_t* requests = nullptr;   // [R]
-    const Phase* phases = nullptr;             // [R]
-    const std::int32_t* token_ids = nullptr;   // [R] input token, -1 where there is none or many
-    const float* embeddings = nullptr;         // [R, h], or null
-    int embedding_size = 0;                    // h
+    const std::uint64_t* requests = nullptr;  // [R]
+    const Phase* phases = nullptr;            // [R]
+    const std::int32_t* token_ids = nullptr;  // [R] input token, -1 where there is none or many
+    const float* embeddings = nullptr;        // [R, h], or null
+    int embedding_size = 0;                   // h
 };
 
 // One layer's gate, seen by every row.
@@ -32,13 +33,14 @@ struct GateObservation {
     int num_rows = 0;
     const float* probs = nullptr;          // [R, J] gate distribution; mean over a prefill's tokens
     const std::uint8_t* chosen = nullptr;  // [R, J] 1 where a token of the row chose the expert
-    const float* speculative = nullptr;    // [R, J] gate layer+1 on this layer's hidden state, or null
+    const float* speculative =
+        nullptr;  // [R, J] gate layer+1 on this layer's hidden state, or null
 };
 
 // p of experts in layers [first_layer, first_layer + num_layers), one block a row.
 struct Prediction {
-    std::uint64_t iteration = 0;  // the iteration it was made in
-    int observed_layer = -1;      // the last gate it has seen; -1: made before layer 0
+    std::uint64_t iteration = 0;     // the iteration it was made in
+    int observed_layer = -1;         // the last gate it has seen; -1: made before layer 0
     bool is_next_iteration = false;  // speaks of the iteration after this one
     int first_layer = 0;
     int num_layers = 0;
