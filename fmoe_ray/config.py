@@ -178,6 +178,8 @@ class EngineSettings(_Section):
     """Requests that may wait for a KV slot; one more is refused with 429."""
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """A request that takes longer ends with an error."""
+    step_timeout_s: Annotated[float, Field(gt=0)] = 300.0
+    """A replica whose step gives no result for this long is replaced."""
     num_threads: Annotated[int, Field(ge=1)] | None = None
     """CPU threads for the dense computation; torch's own choice if not given."""
 
