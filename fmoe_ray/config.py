@@ -196,6 +196,10 @@ class ShardSettings(_Section):
 class ServerSettings(_Section):
     api_keys: tuple[str, ...] = ()
     """Accepted bearer tokens; none means that no key is asked for."""
+    keep_alive_s: Annotated[float, Field(gt=0)] = 10.0
+    """A stream without tokens for this long sends a comment, so that proxies keep it open."""
+    drain_timeout_s: Annotated[float, Field(ge=0)] = 15.0
+    """A replica that is shut down finishes what it has begun within this time."""
 
 
 class Settings(_Section):

@@ -17,7 +17,7 @@ from fmoe_ray.engine.runner import Runner, RunnerInfo
 from fmoe_ray.engine.scheduler import Events, Scheduler
 from fmoe_ray.engine.stream import EventStream
 from fmoe_ray.engine.tokenizer import Tokenizer
-from fmoe_ray.errors import EngineError, FmoeError, StepTimeoutError, UnavailableError
+from fmoe_ray.errors import EngineError, FmoeError, RequestError, StepTimeoutError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Engine:
         self._observers = observers
         self._clock = clock
         self._scheduler = Scheduler(runner.info, tokenizer, max_waiting=settings.max_waiting)
-        self._streams: dict[int, EventStream] = {}
+        self._readers: dict[int, tuple[EventStream, int]] = {}
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -93,21 +93,30 @@ class Engine:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def submit(self, request: GenerationRequest) -> EventStream:
-        """Queues a request. Iterate over the result; close it to cancel.
+    def submit(self, *requests: GenerationRequest) -> EventStream:
+        """Queues requests, all or none. Iterate over the result; close it to cancel.
 
-        Raises InvalidRequestError, OverloadedError, UnavailableError while draining, and the error
-        that ended the engine once it has failed.
+        Raises InvalidRequestError, OverloadedError, and UnavailableError once the engine drains or
+        has failed.
         """
         if self._failure is not None:
-            raise self._failure
+            raise UnavailableError(f"this replica has stopped: {self._failure}")
         if self._is_draining:
             raise UnavailableError("this replica is being replaced; send the request again")
-        request_id = self._scheduler.submit(
-            request, now=self._clock(), timeout_s=self._settings.request_timeout_s
-        )
-        stream = EventStream(lambda: self._cancel(request_id))
-        self._streams[request_id] = stream
+        ids: list[int] = []
+        try:
+            for request in requests:
+                ids.append(
+                    self._scheduler.submit(
+                        request, now=self._clock(), timeout_s=self._settings.request_timeout_s
+                    )
+                )
+        except RequestError:
+            self._cancel(ids)
+            raise
+        stream = EventStream(len(ids), lambda: self._cancel(ids))
+        for index, request_id in enumerate(ids):
+            self._readers[request_id] = (stream, index)
         self._idle.clear()
         self._work.set()
         return stream
@@ -161,7 +170,7 @@ class Engine:
     def check_integrity(self) -> None:
         self._scheduler.check_integrity()
         in_engine = self._scheduler.num_running + self._scheduler.num_waiting
-        assert len(self._streams) <= in_engine, (len(self._streams), in_engine)
+        assert len(self._readers) <= in_engine, (len(self._readers), in_engine)
         assert self._scheduler.is_idle == self._idle.is_set()
 
     async def _run(self) -> None:
@@ -206,20 +215,21 @@ class Engine:
         self._deliver(self._scheduler.fail(error))
         self._work.set()
 
-    def _cancel(self, request_id: int) -> None:
-        self._streams.pop(request_id, None)
-        self._deliver(self._scheduler.cancel(request_id))
+    def _cancel(self, request_ids: list[int]) -> None:
+        for request_id in request_ids:
+            self._readers.pop(request_id, None)
+            self._deliver(self._scheduler.cancel(request_id))
 
     def _deliver(self, events: Events) -> None:
         for request_id, event in events:
-            if event.finish_reason is None:
-                stream = self._streams.get(request_id)
-            else:
-                stream = self._streams.pop(request_id, None)
+            reader = self._readers.get(request_id)
+            if event.finish_reason is not None:
+                self._readers.pop(request_id, None)
                 assert event.usage is not None
                 for observer in self._observers:
                     observer.request_ended(event.finish_reason, event.usage)
-            if stream is not None:
+            if reader is not None:
+                stream, event.index = reader
                 stream.put(event)
         if self._scheduler.is_idle:
             self._idle.set()

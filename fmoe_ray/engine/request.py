@@ -55,12 +55,14 @@ class TokenChoice:
 
 @dataclass(kw_only=True, slots=True)
 class Event:
-    """What has been generated since the last event. The last one carries finish_reason and usage.
+    """What a request has generated since its last event. The last carries finish_reason and usage.
 
     Concatenated texts are the answer; concatenated token ids are all tokens the model chose, the
     end-of-sequence token and the tokens of a stop string included.
     """
 
+    index: int = 0
+    """Which of the requests submitted together."""
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     choices: list[TokenChoice] = field(default_factory=list)

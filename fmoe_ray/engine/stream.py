@@ -1,4 +1,4 @@
-"""One request's way out of the engine: at most one event waits for the reader."""
+"""The way out of the engine for requests submitted together; at most one event each waits."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,42 +8,47 @@ from fmoe_ray.engine.request import Event
 
 
 class EventStream:
-    """Async iterator of a request's events. Closing it, or leaving `async with`, cancels it.
+    """Async iterator of events. Closing it, or leaving its `with` block, cancels what still runs.
 
     What is generated while the reader is busy joins the waiting event: a slow reader costs no more
     memory than its answer, and a fast one sees every token alone. One reader, on the loop of the
     engine.
     """
 
-    def __init__(self, cancel: Callable[[], None]) -> None:
+    def __init__(self, num_requests: int, cancel: Callable[[], None]) -> None:
+        self._num_left = num_requests
         self._cancel = cancel
-        self._waiting: Event | None = None
+        self._waiting: dict[int, Event] = {}
         self._arrived = asyncio.Event()
-        self._is_over = False
 
     def put(self, event: Event) -> None:
-        """Called by the engine. After an event with a finish reason there are no more."""
-        if self._waiting is None:
-            self._waiting = event
-        else:
-            self._waiting.absorb(event)
+        """Called by the engine. After a request's event with a finish reason it has no more."""
+        waiting = self._waiting.setdefault(event.index, event)
+        if waiting is not event:
+            waiting.absorb(event)
         self._arrived.set()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Event:
-        if self._is_over:
+        if self._num_left == 0:
             raise StopAsyncIteration
         await self._arrived.wait()
-        self._arrived.clear()
-        event, self._waiting = self._waiting, None
-        assert event is not None, "woken without an event"
-        self._is_over = event.finish_reason is not None
+        index = next(iter(self._waiting))
+        event = self._waiting.pop(index)
+        if not self._waiting:
+            self._arrived.clear()
+        if event.finish_reason is not None:
+            self._num_left -= 1
         return event
 
+    @property
+    def is_over(self) -> bool:
+        return self._num_left == 0
+
     async def next_within(self, timeout_s: float) -> Event | None:
-        """The next event, or None if there is none for `timeout_s`; the request goes on."""
+        """The next event, or None if there is none for `timeout_s`; the requests go on."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self.__anext__()
@@ -51,13 +56,13 @@ class EventStream:
             return None
 
     def close(self) -> None:
-        """Frees the request's slot within a step. May be called again, and after the end."""
-        if not self._is_over:
-            self._is_over = True
+        """Frees the slots within a step. May be called again, and after the end."""
+        if self._num_left > 0:
+            self._num_left = 0
             self._cancel()
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
