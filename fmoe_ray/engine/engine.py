@@ -72,6 +72,7 @@ class Engine:
         self._step_began_s: float | None = None
         self._is_draining = False
         self._failure: FmoeError | None = None
+        self._has_failed = asyncio.Event()
         self.tokenizer = tokenizer
 
     @property
@@ -126,6 +127,12 @@ class Engine:
         if self._failure is None:
             logger.error("the engine stops: %s", error)
             self._end_all(error)
+
+    async def failed(self) -> FmoeError:
+        """Waits until no later step can succeed."""
+        await self._has_failed.wait()
+        assert self._failure is not None
+        return self._failure
 
     def health(self) -> EngineHealth:
         """Cheap; looks at progress, not only at life."""
@@ -212,6 +219,7 @@ class Engine:
 
     def _end_all(self, error: FmoeError) -> None:
         self._failure = error
+        self._has_failed.set()
         self._deliver(self._scheduler.fail(error))
         self._work.set()
 

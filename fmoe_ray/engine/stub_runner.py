@@ -5,6 +5,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fmoe_ray.config import Settings
+from fmoe_ray.engine.backend import Progress
 from fmoe_ray.engine.messages import (
     ExpertCounts,
     Row,
@@ -141,3 +143,20 @@ class StubRunner:
         if last not in _LETTERS:
             return _LETTERS[0]
         return EOS if last == _LETTERS[-1] else last + 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StubBackend:
+    """A backend without a model, for tests of everything around it and streaming benchmarks."""
+
+    num_slots: int = 16
+    step_s: float = 0.0
+
+    def check(self, settings: Settings) -> None:
+        """A stub runs anywhere."""
+
+    def load_tokenizer(self, settings: Settings) -> StubTokenizer:
+        return StubTokenizer()
+
+    def load_runner(self, settings: Settings, progress: Progress | None = None) -> StubRunner:
+        return StubRunner(num_slots=self.num_slots, step_s=self.step_s)
