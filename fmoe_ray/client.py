@@ -4,7 +4,7 @@ import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self, overload
 
 import httpx
 
@@ -65,19 +65,38 @@ class Client:
         self._http = httpx.Client(**_options(base_url, api_key, timeout_s))
         self._model = model
 
-    def chat(self, messages: Sequence[dict[str, str]], **options: Any) -> Answer:
-        return self._answer(_CHAT, {"messages": list(messages), **options})
+    @overload
+    def chat(
+        self, messages: Sequence[dict[str, str]], *, stream: Literal[False] = False, **options: Any
+    ) -> Answer: ...
 
-    def complete(self, prompt: str | list[int], **options: Any) -> Answer:
-        return self._answer(_COMPLETIONS, {"prompt": prompt, **options})
+    @overload
+    def chat(
+        self, messages: Sequence[dict[str, str]], *, stream: Literal[True], **options: Any
+    ) -> Iterator[Piece]: ...
 
-    def stream_chat(self, messages: Sequence[dict[str, str]], **options: Any) -> Iterator[Piece]:
-        """Closing the iterator cancels the request. Raises if the stream breaks off."""
-        return self._stream(_CHAT, {"messages": list(messages), **options})
+    def chat(
+        self, messages: Sequence[dict[str, str]], *, stream: bool = False, **options: Any
+    ) -> Answer | Iterator[Piece]:
+        """With `stream` an iterator: closing it cancels the request, a broken stream raises."""
+        body = {"messages": list(messages), **options}
+        return self._stream(_CHAT, body) if stream else self._answer(_CHAT, body)
 
-    def stream_complete(self, prompt: str | list[int], **options: Any) -> Iterator[Piece]:
-        """Like `stream_chat`."""
-        return self._stream(_COMPLETIONS, {"prompt": prompt, **options})
+    @overload
+    def complete(
+        self, prompt: str | list[int], *, stream: Literal[False] = False, **options: Any
+    ) -> Answer: ...
+
+    @overload
+    def complete(
+        self, prompt: str | list[int], *, stream: Literal[True], **options: Any
+    ) -> Iterator[Piece]: ...
+
+    def complete(
+        self, prompt: str | list[int], *, stream: bool = False, **options: Any
+    ) -> Answer | Iterator[Piece]:
+        body = {"prompt": prompt, **options}
+        return self._stream(_COMPLETIONS, body) if stream else self._answer(_COMPLETIONS, body)
 
     def models(self) -> list[str]:
         with _our_errors():
@@ -116,7 +135,7 @@ class Client:
 
 
 class AsyncClient:
-    """`Client` for asyncio: the same methods, to be awaited or iterated with `async for`."""
+    """`Client` for asyncio. With `stream` the call is awaited too: `async for p in await ...`."""
 
     def __init__(
         self,
@@ -129,19 +148,39 @@ class AsyncClient:
         self._http = httpx.AsyncClient(**_options(base_url, api_key, timeout_s))
         self._model = model
 
-    async def chat(self, messages: Sequence[dict[str, str]], **options: Any) -> Answer:
-        return await self._answer(_CHAT, {"messages": list(messages), **options})
+    @overload
+    async def chat(
+        self, messages: Sequence[dict[str, str]], *, stream: Literal[False] = False, **options: Any
+    ) -> Answer: ...
 
-    async def complete(self, prompt: str | list[int], **options: Any) -> Answer:
-        return await self._answer(_COMPLETIONS, {"prompt": prompt, **options})
+    @overload
+    async def chat(
+        self, messages: Sequence[dict[str, str]], *, stream: Literal[True], **options: Any
+    ) -> AsyncIterator[Piece]: ...
 
-    def stream_chat(
-        self, messages: Sequence[dict[str, str]], **options: Any
-    ) -> AsyncIterator[Piece]:
-        return self._stream(_CHAT, {"messages": list(messages), **options})
+    async def chat(
+        self, messages: Sequence[dict[str, str]], *, stream: bool = False, **options: Any
+    ) -> Answer | AsyncIterator[Piece]:
+        body = {"messages": list(messages), **options}
+        return self._stream(_CHAT, body) if stream else await self._answer(_CHAT, body)
 
-    def stream_complete(self, prompt: str | list[int], **options: Any) -> AsyncIterator[Piece]:
-        return self._stream(_COMPLETIONS, {"prompt": prompt, **options})
+    @overload
+    async def complete(
+        self, prompt: str | list[int], *, stream: Literal[False] = False, **options: Any
+    ) -> Answer: ...
+
+    @overload
+    async def complete(
+        self, prompt: str | list[int], *, stream: Literal[True], **options: Any
+    ) -> AsyncIterator[Piece]: ...
+
+    async def complete(
+        self, prompt: str | list[int], *, stream: bool = False, **options: Any
+    ) -> Answer | AsyncIterator[Piece]:
+        body = {"prompt": prompt, **options}
+        return (
+            self._stream(_COMPLETIONS, body) if stream else await self._answer(_COMPLETIONS, body)
+        )
 
     async def models(self) -> list[str]:
         with _our_errors():
