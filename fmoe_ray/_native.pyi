@@ -102,6 +102,9 @@ class ClairvoyantBounds:
     @property
     def fewest_loads(self) -> int: ...
 
+    @property
+    def num_tokens(self) -> int: ...
+
 def clairvoyant_bounds(trace: TraceView, sequences: Sequence[tuple[int, int]], num_slots: int, load_time: float, batch: int = 1) -> ClairvoyantBounds: ...
 
 class Simulator:

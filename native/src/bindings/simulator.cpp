@@ -141,7 +141,8 @@ void bind_bounds(nb::module_& m) {
         .def_ro("belady", &ClairvoyantBounds::belady)
         .def_ro("clairvoyant", &ClairvoyantBounds::clairvoyant)
         .def_ro("lower_bound", &ClairvoyantBounds::lower_bound)
-        .def_ro("fewest_loads", &ClairvoyantBounds::fewest_loads);
+        .def_ro("fewest_loads", &ClairvoyantBounds::fewest_loads)
+        .def_ro("num_tokens", &ClairvoyantBounds::num_tokens);
     m.def(
         "clairvoyant_bounds",
         [](const Trace& trace, const StartsAndLengths& sequences, int num_slots, double load_time,
