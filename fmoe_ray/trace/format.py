@@ -4,7 +4,6 @@ Shapes: T tokens, L MoE layers, J experts per layer, K chosen, S sequences, h em
 """
 
 import os
-import tempfile
 import warnings
 import zipfile
 import zlib
@@ -201,17 +200,15 @@ def save_trace(path: str | os.PathLike[str], trace: RoutingTrace) -> None:
     """
     path = Path(path)
     arrays = {name: getattr(trace, name) for name in _FIELDS if getattr(trace, name) is not None}
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with tempfile.NamedTemporaryFile(
-            dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as file:
-            try:
-                np.savez_compressed(file, **arrays)
+        try:
+            with unfinished.open("wb") as file:
+                np.savez_compressed(file, allow_pickle=False, **arrays)
                 file.flush()
                 os.fsync(file.fileno())
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
     except OSError as error:
         raise TraceError(f"{path}: cannot be written: {error.strerror or error}") from error
