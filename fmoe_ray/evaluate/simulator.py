@@ -112,6 +112,7 @@ class TraceSimulator:
         load_ratio: float,
         learned: Sequences = (),
         batch: int = 1,
+        eviction: str = "policy",
         prefetch_distance: int = 3,
         store_capacity: int = 1000,
         prediction_delay: float = 0.0,
@@ -119,7 +120,7 @@ class TraceSimulator:
         """Shows `learned` to the policy's predictor, then plays `measured` on an empty cache.
 
         load_ratio: load time of one expert / compute time of one layer. batch: sequences that
-        advance together. prediction_delay: from an observation to the prediction made of it.
+        advance together. eviction: "policy" is the policy's own. prediction_delay: from an observation to the prediction made of it.
         Raises ConfigError for an unknown policy or a value that does not fit.
         """
         if not measured:
@@ -131,6 +132,7 @@ class TraceSimulator:
                 slots,
                 load_ratio,
                 batch=batch,
+                eviction=eviction,
                 prefetch_distance=prefetch_distance,
                 store_capacity=store_capacity,
                 prediction_delay=prediction_delay,

@@ -31,8 +31,8 @@ template <class Score>
 int lowest(const ExpertCache& cache, const std::vector<Score>& score) {
     int best = -1;
     for (int expert : cache.residents()) {
-        if (best >= 0 && (score[expert] > score[best] ||
-                          (score[expert] == score[best] && expert > best)))
+        if (best >= 0 &&
+            (score[expert] > score[best] || (score[expert] == score[best] && expert > best)))
             continue;
         if (cache.can_evict(expert)) best = expert;
     }

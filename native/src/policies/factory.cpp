@@ -1,6 +1,5 @@
-#include "fmoe/policy_factory.h"
-
 #include "floor.h"
+#include "fmoe/policy_factory.h"
 
 namespace fmoe {
 
@@ -8,8 +7,7 @@ namespace {
 
 PolicyParts on_demand(const std::string& own_eviction, const PolicyParams& params) {
     const std::string& name = params.eviction == "policy" ? own_eviction : params.eviction;
-    return {nullptr,
-            std::make_unique<OnDemandPolicy>(make_eviction(name, params.geometry.size()))};
+    return {nullptr, std::make_unique<OnDemandPolicy>(make_eviction(name, params.geometry.size()))};
 }
 
 PolicyParts make_no_offload(const PolicyParams& params) {
@@ -48,7 +46,8 @@ PolicyParts make_policy(const std::string& name, const PolicyParams& params) {
     for (const Entry& entry : kPolicies)
         if (name == entry.name) return entry.make(params);
     std::string known;
-    for (const Entry& entry : kPolicies) known += std::string(known.empty() ? "" : ", ") + entry.name;
+    for (const Entry& entry : kPolicies)
+        known += std::string(known.empty() ? "" : ", ") + entry.name;
     throw std::invalid_argument("policy '" + name + "' is unknown; choose one of " + known);
 }
 
