@@ -57,6 +57,8 @@ struct Prediction {
     }
 };
 
+class MapStore;
+
 class Predictor {
 public:
     virtual ~Predictor() = default;
@@ -68,6 +70,9 @@ public:
     virtual void request_ended(std::uint64_t request) = 0;
     // True: inference waits for the prediction (the baselines that the paper calls synchronous).
     virtual bool is_synchronous() const { return false; }
+    // The expert maps it learns from, to be saved, loaded and merged between iterations; null where
+    // it keeps none.
+    virtual MapStore* store() { return nullptr; }
 };
 
 }  // namespace fmoe
