@@ -39,22 +39,14 @@ void MapPredictor::publish(int observed_layer, int first_layer, int num_layers,
                                        [](const Match& match) { return match.entry >= 0; });
     if (!has_match || num_layers == 0) return;
     const int experts = store_.geometry().num_experts;
-    Prediction prediction;
-    prediction.iteration = record_.iteration();
-    prediction.observed_layer = observed_layer;
-    prediction.first_layer = first_layer;
-    prediction.num_layers = num_layers;
-    prediction.num_rows = record_.num_rows();
-    const auto blocks = matches.size() * static_cast<std::size_t>(num_layers);
-    prediction.p.assign(blocks * static_cast<std::size_t>(experts), 0);
-    prediction.score.assign(blocks, 0);
-    std::size_t block = 0;
-    for (const Match& match : matches) {
-        for (int layer = 0; layer < num_layers; ++layer, ++block) {
-            if (match.entry < 0) continue;
-            store_.read_probs(match.entry, first_layer + layer,
-                              prediction.p.data() + block * static_cast<std::size_t>(experts));
-            prediction.score[block] = search_.publishes_score ? match.score : 1.0f;
+    Prediction prediction = Prediction::blank(record_.iteration(), observed_layer, first_layer,
+                                              num_layers, record_.num_rows(), experts);
+    for (int row = 0; row < record_.num_rows(); ++row) {
+        const Match& match = matches[static_cast<std::size_t>(row)];
+        if (match.entry < 0) continue;
+        for (int layer = first_layer; layer < first_layer + num_layers; ++layer) {
+            store_.read_probs(match.entry, layer, prediction.probs(row, layer, experts));
+            prediction.score_of(row, layer) = search_.publishes_score ? match.score : 1.0f;
         }
     }
     out.push_back(std::move(prediction));
