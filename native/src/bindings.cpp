@@ -9,6 +9,10 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 
+namespace fmoe {
+void bind_simulator(nb::module_& m);
+}
+
 namespace {
 
 void bind_geometry(nb::module_& m) {
@@ -31,4 +35,5 @@ void bind_geometry(nb::module_& m) {
 NB_MODULE(_native, m) {
     m.doc() = "Native core of fmoe_ray.";
     bind_geometry(m);
+    fmoe::bind_simulator(m);
 }
