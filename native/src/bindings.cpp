@@ -10,8 +10,11 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace fmoe {
+void bind_maps(nb::module_& m);
+void bind_policy(nb::module_& m);
+void bind_planner(nb::module_& m);
 void bind_simulator(nb::module_& m);
-}
+}  // namespace fmoe
 
 namespace {
 
@@ -35,5 +38,8 @@ void bind_geometry(nb::module_& m) {
 NB_MODULE(_native, m) {
     m.doc() = "Native core of fmoe_ray.";
     bind_geometry(m);
+    fmoe::bind_maps(m);
+    fmoe::bind_policy(m);
+    fmoe::bind_planner(m);
     fmoe::bind_simulator(m);
 }

@@ -124,7 +124,7 @@ void MapStore::write(int entry, const NewMap& map) {
     successors_[entry] = {};
     token_ids_[entry] = map.token_id;
     write_probs(entry, map.probs);
-    write_embedding(entry, map.embedding);
+    write_embedding(entry, map.embedding, map.is_unit);
     write_chosen(entry, map.chosen);
     link(map.predecessor, ref(entry));
 }
@@ -144,13 +144,16 @@ void MapStore::write_probs(int entry, const float* probs) {
     }
 }
 
-void MapStore::write_embedding(int entry, const float* embedding) {
+void MapStore::write_embedding(int entry, const float* embedding, bool is_unit) {
     Half* stored = embeddings_.data() + static_cast<std::size_t>(entry) * embedding_stride_;
     std::fill_n(stored, embedding_stride_, Half{0});
     inverse_embedding_norms_[entry] = 0;
     if (embedding == nullptr) return;
     std::vector<float> unit(embedding_stride_, 0);
-    scale_to_unit(embedding, shape_.embedding_size, unit.data());
+    if (is_unit)
+        std::copy_n(embedding, shape_.embedding_size, unit.begin());
+    else
+        scale_to_unit(embedding, shape_.embedding_size, unit.data());
     double square = 0;
     for (int i = 0; i < shape_.embedding_size; ++i) {
         stored[i] = to_half(unit[i]);

@@ -16,6 +16,7 @@ bool is_better(const Match& a, const Match& b) {
 
 // The n best of scores, best first. Most entries fail one comparison with the worst kept.
 std::vector<Match> nearest(std::span<const float> scores, int n) {
+    require(n >= 1, "matcher: at least 1 neighbour must be asked for, got " + std::to_string(n));
     std::vector<Match> kept;
     kept.reserve(static_cast<std::size_t>(n));
     for (int entry = 0; entry < static_cast<int>(scores.size()); ++entry) {

@@ -35,6 +35,7 @@ struct EntryRef {
 struct NewMap {
     const float* probs = nullptr;          // [L, J], finite and not negative
     const float* embedding = nullptr;      // [h], or null: its semantic score is 0 with every entry
+    bool is_unit = false;                  // the embedding was read from a store: kept bit for bit
     const std::uint8_t* chosen = nullptr;  // [L, J], or null
     std::int32_t token_id = -1;            // input token; -1 where there is none or many
     EntryRef predecessor = {};             // the request's iteration before this one, if stored
@@ -120,7 +121,7 @@ private:
     int choose_entry(const NewMap& map, int num_known, std::span<const int> changed);
     void write(int entry, const NewMap& map);
     void write_probs(int entry, const float* probs);
-    void write_embedding(int entry, const float* embedding);
+    void write_embedding(int entry, const float* embedding, bool is_unit);
     void write_chosen(int entry, const std::uint8_t* chosen);
     float semantic_score(int entry, const float* unit_embedding) const;
     float map_score(int entry, const float* probs, float inverse_norm) const;
