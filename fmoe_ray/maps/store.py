@@ -152,6 +152,12 @@ class MapStore:
         other.header.require_like(self.header)
         self._absorb(other._read(0, len(other)))
 
+    def copy(self, *, capacity: int) -> "MapStore":
+        """These maps in a store of another capacity; if it is smaller, the most redundant go."""
+        store = self._empty(self.header, capacity)
+        store._absorb(self._read(0, len(self)))
+        return store
+
     @property
     def header(self) -> StoreHeader:
         geometry = self.native.geometry
@@ -180,20 +186,24 @@ class MapStore:
         header, content = read_store(path)
         if like is not None:
             header.require_like(like.header, source=str(path))
-        store = cls(
-            num_layers=header.num_layers,
-            num_experts=header.num_experts,
-            top_k=header.top_k,
-            capacity=header.capacity,
-            embedding_size=header.embedding_size,
-            prefetch_distance=header.prefetch_distance,
-            fingerprint=header.fingerprint,
-        )
+        store = cls._empty(header, header.capacity)
         try:
             store._absorb(content)
         except ValueError as error:
             raise StoreError(f"{path}: {error}") from error
         return store
+
+    @classmethod
+    def _empty(cls, header: StoreHeader, capacity: int) -> "MapStore":
+        return cls(
+            num_layers=header.num_layers,
+            num_experts=header.num_experts,
+            top_k=header.top_k,
+            capacity=capacity,
+            embedding_size=header.embedding_size,
+            prefetch_distance=header.prefetch_distance,
+            fingerprint=header.fingerprint,
+        )
 
     def _read(self, first: int, count: int) -> StoreContent:
         return StoreContent(

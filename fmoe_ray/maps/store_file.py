@@ -72,7 +72,7 @@ class StoreContent:
 
 def write_store(path: str | os.PathLike[str], header: StoreHeader, content: StoreContent) -> None:
     """Replaces the file at once or not at all. Raises StoreError if it cannot be written."""
-    tensors = {
+    tensors: dict[str, NDArray[Any]] = {
         "probs": np.ascontiguousarray(content.probs),
         "embeddings": np.ascontiguousarray(content.embeddings),
         "chosen": np.packbits(content.chosen.reshape(header.size, -1), axis=1),
