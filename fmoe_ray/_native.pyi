@@ -125,6 +125,46 @@ class Matcher:
 
     def vote(self, neighbours: Sequence[Match], sharpness: float, on_chosen: bool, first_layer: int, num_layers: int) -> NDArray[numpy.float32]: ...
 
+class IterationContext:
+    """What is known before the first layer. R rows."""
+
+    def __init__(self, iteration: int, requests: Sequence[int], embeddings: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)] | None = None, token_ids: Sequence[int] | None = None, is_prefill: Sequence[bool] | None = None) -> None: ...
+
+    @property
+    def iteration(self) -> int: ...
+
+    @property
+    def requests(self) -> list[int]: ...
+
+    @property
+    def token_ids(self) -> list[int]: ...
+
+    @property
+    def is_prefill(self) -> list[bool]: ...
+
+    @property
+    def embeddings(self) -> NDArray[numpy.float32] | None:
+        """[R, h], or None."""
+
+class GateObservation:
+    """One layer's gate, seen by every row; arrays [R, J]."""
+
+    def __init__(self, layer: int, probs: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], chosen: Annotated[NDArray[numpy.uint8], dict(order='C', device='cpu', writable=False)] | None = None, speculative: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)] | None = None) -> None: ...
+
+    @property
+    def layer(self) -> int: ...
+
+    @property
+    def probs(self) -> NDArray[numpy.float32]: ...
+
+    @property
+    def chosen(self) -> NDArray[numpy.uint8] | None:
+        """1 where a token of the row chose the expert, or None."""
+
+    @property
+    def speculative(self) -> NDArray[numpy.float32] | None:
+        """Gate layer + 1 on this layer's hidden state, or None."""
+
 class Cause(enum.Enum):
     on_demand = 0
 
@@ -199,8 +239,12 @@ class Instruction:
 
     def __eq__(self, arg: object, /) -> bool: ...
 
+    def __repr__(self) -> str: ...
+
 class Prediction:
-    """p of experts in layers from first_layer on; score 1 where not given."""
+    """
+    p [R, num_layers, J] of the layers from first_layer on; score [R, num_layers], 1 where not given.
+    """
 
     def __init__(self, iteration: int, observed_layer: int, first_layer: int, p: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], score: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)] | None = None, is_next_iteration: bool = False) -> None: ...
 
@@ -227,78 +271,6 @@ class Prediction:
 
     @property
     def score(self) -> NDArray[numpy.float32]: ...
-
-class Predictor:
-    """A predictor made by make_policy, for experiments."""
-
-    def iteration_started(self, iteration: int, requests: Sequence[int], embeddings: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)] | None = None, token_ids: Sequence[int] | None = None) -> list[Prediction]: ...
-
-    def gate_observed(self, layer: int, probs: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], chosen: Annotated[NDArray[numpy.uint8], dict(order='C', device='cpu', writable=False)] | None = None, speculative: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)] | None = None) -> list[Prediction]: ...
-
-    def iteration_ended(self) -> list[Prediction]: ...
-
-    def request_ended(self, request: int) -> None: ...
-
-    @property
-    def is_synchronous(self) -> bool: ...
-
-    @property
-    def store(self) -> MapStore:
-        """Its MapStore, or None."""
-
-class PolicyInfo:
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def description(self) -> str: ...
-
-    @property
-    def predictor(self) -> str: ...
-
-def describe_policies() -> list[PolicyInfo]: ...
-
-class PolicyParts:
-    """A policy and the predictor that it listens to."""
-
-    @property
-    def predictor(self) -> Predictor:
-        """None where the policy needs none."""
-
-def make_policy(name: str, geometry: Geometry, num_slots: int, prefetch_distance: int, store_capacity: int, embedding_size: int, eviction: str, shard: int, num_shards: int) -> PolicyParts: ...
-
-def select_prefetch(p: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], score: float, top_k: int) -> list[int]:
-    """E_prefetch of one layer and row (paper 4.3)."""
-
-def prefetch_threshold(score: float) -> float:
-    """delta (paper 4.3)."""
-
-class IterationContext:
-    """What is known before the first layer; arrays are copies."""
-
-    @property
-    def iteration(self) -> int: ...
-
-    @property
-    def num_rows(self) -> int: ...
-
-    @property
-    def requests(self) -> list[int]: ...
-
-    @property
-    def is_prefill(self) -> list[bool]: ...
-
-    @property
-    def token_ids(self) -> list[int]: ...
-
-    @property
-    def embeddings(self) -> NDArray[numpy.float32] | None:
-        """[R, h], or None."""
-
-def plugin_policy(geometry: Geometry, policy: object, predictor: object | None) -> PolicyParts:
-    """
-    Parts that ask objects with the methods of fmoe_ray.policy.Policy and Predictor.
-    """
 
 class ExpertCache:
     """Which expert lies in which slot; read-only."""
@@ -396,7 +368,7 @@ class PlannerCounters:
 class Planner:
     """Wrapped by fmoe_ray.policy.planner."""
 
-    def __init__(self, geometry: Geometry, num_slots: int, parts: PolicyParts, prefetch_depth: int) -> None: ...
+    def __init__(self, geometry: Geometry, num_slots: int, parts: Policy, prefetch_depth: int) -> None: ...
 
     @property
     def cache(self) -> ExpertCache: ...
@@ -429,6 +401,202 @@ class Planner:
     def take_commands(self) -> list[LinkCommand]: ...
 
     def check_integrity(self) -> None: ...
+
+class Policy:
+    """
+    The decisions: events in, instructions out. Subclass it for an experiment; only victim() must be written. Events and cache are lent for the call.
+    """
+
+    def __init__(self) -> None: ...
+
+    def iteration_started(self, event: IterationStarted, cache: ExpertCache) -> list[Instruction]: ...
+
+    def gate_requested(self, event: GateRequested, cache: ExpertCache) -> list[Instruction]:
+        """Called before the misses among event.needed are served."""
+
+    def predicted(self, prediction: Prediction, cache: ExpertCache) -> list[Instruction]: ...
+
+    def copy_done(self, expert: int, cache: ExpertCache) -> list[Instruction]: ...
+
+    def iteration_ended(self, cache: ExpertCache) -> list[Instruction]: ...
+
+    def request_ended(self, request: int, cache: ExpertCache) -> list[Instruction]: ...
+
+    def link_free(self, cache: ExpertCache) -> list[Instruction]:
+        """
+        The link can take one more prefetch: at most one Instruction.start_copy.
+        """
+
+    def victim(self, needed: VictimNeeded, cache: ExpertCache) -> int:
+        """An expert with cache.can_evict, or -1 where there is none."""
+
+class Predictor:
+    """
+    Says which experts the next layers will ask for. Subclass it for an experiment.
+    """
+
+    def __init__(self, geometry: Geometry) -> None: ...
+
+    def iteration_started(self, context: IterationContext) -> list[Prediction]: ...
+
+    def gate_observed(self, gate: GateObservation) -> list[Prediction]: ...
+
+    def iteration_ended(self) -> list[Prediction]:
+        """All gates were seen: learn from them."""
+
+    def request_ended(self, request: int) -> None: ...
+
+    def is_synchronous(self) -> bool:
+        """True: inference waits for the prediction."""
+
+    def store(self) -> MapStore | None:
+        """The native MapStore that it learns into."""
+
+def list_policies() -> list[str]:
+    """Names that a policy can be asked for by."""
+
+class PolicyInfo:
+    """One line of the table of policies."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def description(self) -> str: ...
+
+    @property
+    def predictor(self) -> str: ...
+
+def describe_policies() -> list[PolicyInfo]: ...
+
+class PolicyParts:
+    """A policy and the predictor that it listens to."""
+
+    @property
+    def policy(self) -> Policy: ...
+
+    @property
+    def predictor(self) -> Predictor | None:
+        """None where the policy needs none."""
+
+def make_policy(name: str, geometry: Geometry, num_slots: int, prefetch_distance: int, store_capacity: int, embedding_size: int, eviction: str, shard: int, num_shards: int) -> PolicyParts: ...
+
+def select_prefetch(p: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], score: float, top_k: int) -> list[int]:
+    """E_prefetch of one layer and row (paper 4.3)."""
+
+def prefetch_threshold(score: float) -> float:
+    """delta (paper 4.3)."""
+
+class HostStore:
+    """Expert blobs in shared memory."""
+
+    @staticmethod
+    def create(name: str, fingerprint: str, num_blobs: int, blob_bytes: int, timeout_s: float) -> HostStore: ...
+
+    @staticmethod
+    def attach(name: str, fingerprint: str, timeout_s: float) -> HostStore: ...
+
+    def blob(self, index: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', writable=False)]: ...
+
+    def writable_blob(self, index: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C')]: ...
+
+    def seal(self) -> None: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def num_blobs(self) -> int: ...
+
+    @property
+    def blob_bytes(self) -> int: ...
+
+    @property
+    def is_complete(self) -> bool: ...
+
+class TransferCounters:
+    @property
+    def bytes_on_demand(self) -> int: ...
+
+    @property
+    def bytes_prefetched(self) -> int: ...
+
+    @property
+    def bytes_prefetch_used(self) -> int: ...
+
+    @property
+    def bytes_prefetch_wasted(self) -> int: ...
+
+    @property
+    def copies(self) -> int: ...
+
+    @property
+    def cancelled(self) -> int: ...
+
+    @property
+    def preemptions(self) -> int: ...
+
+class OffloaderCounters:
+    @property
+    def planner(self) -> PlannerCounters: ...
+
+    @property
+    def transfers(self) -> TransferCounters: ...
+
+    @property
+    def stall_s(self) -> float: ...
+
+    @property
+    def iterations(self) -> int: ...
+
+    @property
+    def iterations_dropped(self) -> int: ...
+
+class IterationStats:
+    @property
+    def stall_s(self) -> float: ...
+
+    @property
+    def transfers(self) -> TransferCounters: ...
+
+    @property
+    def total(self) -> GateOutcome: ...
+
+    @property
+    def rows(self) -> list[list[int]]:
+        """[R][3]: hits, late, misses"""
+
+class Offloader:
+    """Planner, transfers and predictor of one device."""
+
+    def __init__(self, store: HostStore, geometry: Geometry, *, num_slots: int, policy: str, eviction: str, prefetch_distance: int, store_capacity: int, embedding_size: int, chunk_bytes: int, prefetch_depth: int, link_gbps: float | None, timeout_s: float, shard: int, num_shards: int, own_policy: Policy | None, own_predictor: Predictor | None) -> None: ...
+
+    @property
+    def arena(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None, None))]: ...
+
+    def begin_iteration(self, requests: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], phases: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], token_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], embeddings: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None) -> None: ...
+
+    def request(self, layer: int, chosen: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], row_of_token: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def wait(self) -> list[tuple[int, int]]: ...
+
+    def release(self, experts: Sequence[int]) -> None: ...
+
+    def publish_gate(self, layer: int, probs: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], chosen: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, speculative: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, num_experts: int) -> None: ...
+
+    def end_iteration(self) -> IterationStats: ...
+
+    def abort_iteration(self) -> None: ...
+
+    def request_ended(self, request: int) -> None: ...
+
+    def wait_until_idle(self) -> None: ...
+
+    def counters(self) -> OffloaderCounters: ...
+
+    def check_integrity(self) -> None: ...
+
+    def close(self) -> None: ...
 
 class TraceView:
     """
@@ -511,12 +679,15 @@ class ClairvoyantBounds:
     @property
     def fewest_loads(self) -> int: ...
 
+    @property
+    def num_tokens(self) -> int: ...
+
 def clairvoyant_bounds(trace: TraceView, sequences: Sequence[tuple[int, int]], num_slots: int, load_time: float, batch: int = 1) -> ClairvoyantBounds: ...
 
 class Simulator:
     """One policy over one trace; see fmoe/simulator.h."""
 
-    def __init__(self, trace: TraceView, policy: str, num_slots: int, load_time: float, *, batch: int = 1, prefetch_distance: int = 3, store_capacity: int = 1000, prediction_delay: float = 0.0, prefetch_depth: int = 1) -> None: ...
+    def __init__(self, trace: TraceView, policy: str, num_slots: int, load_time: float, *, batch: int = 1, eviction: str = 'policy', prefetch_distance: int = 3, store_capacity: int = 1000, prediction_delay: float = 0.0, prefetch_depth: int = 1) -> None: ...
 
     def warm_up(self, sequences: Sequence[tuple[int, int]]) -> None: ...
 

@@ -10,6 +10,7 @@ namespace fmoe {
 GateSequence::GateSequence(const TraceView& trace, std::span<const Sequence> sequences, int batch)
     : geometry_(trace.geometry) {
     const Schedule schedule(trace, sequences, batch);
+    num_tokens_ = schedule.num_rows();
     const std::size_t num_gates = schedule.num_iterations() * geometry_.num_layers;
     require(num_gates < kNever, "clairvoyant: a trace of " + std::to_string(num_gates) +
                                     " gates is too long; simulate fewer sequences");
@@ -162,6 +163,7 @@ ClairvoyantBounds clairvoyant_bounds(const TraceView& trace, std::span<const Seq
         bounds.belady,
         simulated_time(trace, sequences, plain, std::make_unique<ClairvoyantPolicy>(gates)));
     bounds.fewest_loads = fewest_loads(*gates, options.num_slots);
+    bounds.num_tokens = gates->num_tokens();
     bounds.lower_bound = std::max(static_cast<double>(gates->num_gates()),
                                   static_cast<double>(bounds.fewest_loads) * options.load_time);
     return bounds;

@@ -24,6 +24,8 @@ public:
     GateSequence(const TraceView& trace, std::span<const Sequence> sequences, int batch);
 
     const Geometry& geometry() const noexcept { return geometry_; }
+    // Rows of all iterations.
+    std::size_t num_tokens() const noexcept { return num_tokens_; }
     std::size_t num_gates() const noexcept { return gate_begin_.size() - 1; }
     std::span<const int> needed(std::size_t gate) const noexcept { return slice(needed_, gate); }
     // The gate after `gate` that needs the same expert, beside needed(gate).
@@ -40,6 +42,7 @@ private:
     }
 
     Geometry geometry_;
+    std::size_t num_tokens_ = 0;
     std::vector<int> needed_;
     std::vector<Position> next_use_;
     std::vector<std::size_t> gate_begin_{0};
@@ -88,6 +91,7 @@ struct ClairvoyantBounds {
     double clairvoyant = 0;  // the better of that and Belady with perfect prefetch
     double lower_bound = 0;  // max(compute, fewest loads * load time): below every schedule
     std::uint64_t fewest_loads = 0;
+    std::uint64_t num_tokens = 0;  // rows of all steps
 };
 
 // Times are of the whole run. Only slots, load time and batch of the options matter.

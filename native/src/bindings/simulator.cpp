@@ -12,13 +12,14 @@
 #include <tuple>
 #include <utility>
 
+#include "bindings.h"
 #include "fmoe/clairvoyant.h"
 #include "fmoe/policy_factory.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
-namespace fmoe {
+namespace fmoe::bindings {
 
 namespace {
 
@@ -123,11 +124,12 @@ void bind_result(nb::module_& m) {
 }
 
 void init_simulator(Simulator* self, const Trace& trace, const std::string& policy, int num_slots,
-                    double load_time, int batch, int prefetch_distance, int store_capacity,
-                    double prediction_delay, int prefetch_depth) {
+                    double load_time, int batch, const std::string& eviction, int prefetch_distance,
+                    int store_capacity, double prediction_delay, int prefetch_depth) {
     PolicyParams params;
     params.geometry = trace.view.geometry;
     params.num_slots = num_slots;
+    params.eviction = eviction;
     params.prefetch_distance = prefetch_distance;
     params.store_capacity = store_capacity;
     params.embedding_size = TraceFeed::embedding_size(trace.view);
@@ -141,7 +143,8 @@ void bind_bounds(nb::module_& m) {
         .def_ro("belady", &ClairvoyantBounds::belady)
         .def_ro("clairvoyant", &ClairvoyantBounds::clairvoyant)
         .def_ro("lower_bound", &ClairvoyantBounds::lower_bound)
-        .def_ro("fewest_loads", &ClairvoyantBounds::fewest_loads);
+        .def_ro("fewest_loads", &ClairvoyantBounds::fewest_loads)
+        .def_ro("num_tokens", &ClairvoyantBounds::num_tokens);
     m.def(
         "clairvoyant_bounds",
         [](const Trace& trace, const StartsAndLengths& sequences, int num_slots, double load_time,
@@ -151,7 +154,7 @@ void bind_bounds(nb::module_& m) {
             options.num_slots = num_slots;
             options.load_time = load_time;
             options.batch = batch;
-            return clairvoyant_bounds(trace.view, to_sequences(sequences), options);
+            return fmoe::clairvoyant_bounds(trace.view, to_sequences(sequences), options);
         },
         "trace"_a, "sequences"_a, "num_slots"_a, "load_time"_a, "batch"_a = 1);
 }
@@ -164,8 +167,9 @@ void bind_simulator(nb::module_& m) {
     bind_bounds(m);
     nb::class_<Simulator>(m, "Simulator", "One policy over one trace; see fmoe/simulator.h.")
         .def("__init__", &init_simulator, nb::keep_alive<1, 2>(), "trace"_a, "policy"_a,
-             "num_slots"_a, "load_time"_a, nb::kw_only(), "batch"_a = 1, "prefetch_distance"_a = 3,
-             "store_capacity"_a = 1000, "prediction_delay"_a = 0.0, "prefetch_depth"_a = 1)
+             "num_slots"_a, "load_time"_a, nb::kw_only(), "batch"_a = 1, "eviction"_a = "policy",
+             "prefetch_distance"_a = 3, "store_capacity"_a = 1000, "prediction_delay"_a = 0.0,
+             "prefetch_depth"_a = 1)
         .def(
             "warm_up",
             [](Simulator& self, const StartsAndLengths& sequences) {
@@ -184,4 +188,4 @@ void bind_simulator(nb::module_& m) {
         .def("check_integrity", [](const Simulator& self) { self.planner().check_integrity(); });
 }
 
-}  // namespace fmoe
+}  // namespace fmoe::bindings
