@@ -71,12 +71,14 @@ class Simulation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
-    """How fast a policy that knows the future is, in time per token; design: Belady, MIN."""
+    """How fast a policy that knows the future is, in time per token."""
 
     belady: float
-    """Farthest next use evicted, no prefetch."""
+    """Evicts what is needed farthest in the future; no prefetch."""
+    perfect_prefetch: float
+    """The same victims; besides, what the next gates need is prefetched, nearest gate first."""
     clairvoyant: float
-    """The same victims and the next gates' experts prefetched; never above `belady`."""
+    """The better of the two."""
     lower_bound: float
     """max(compute, fewest loads x load time): no schedule gets below."""
     fewest_loads: float
@@ -120,7 +122,8 @@ class TraceSimulator:
         """Shows `learned` to the policy's predictor, then plays `measured` on an empty cache.
 
         load_ratio: load time of one expert / compute time of one layer. batch: sequences that
-        advance together. eviction: "policy" is the policy's own. prediction_delay: from an observation to the prediction made of it.
+        advance together. eviction: "policy" is the policy's own. prediction_delay: from an
+        observation to the prediction made of it.
         Raises ConfigError for an unknown policy or a value that does not fit.
         """
         if not measured:
@@ -160,6 +163,7 @@ class TraceSimulator:
             raise ConfigError(str(error)) from error
         return Bounds(
             belady=bounds.belady / bounds.num_tokens,
+            perfect_prefetch=bounds.perfect_prefetch / bounds.num_tokens,
             clairvoyant=bounds.clairvoyant / bounds.num_tokens,
             lower_bound=bounds.lower_bound / bounds.num_tokens,
             fewest_loads=bounds.fewest_loads / bounds.num_tokens,

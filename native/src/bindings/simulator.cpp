@@ -141,6 +141,7 @@ void init_simulator(Simulator* self, const Trace& trace, const std::string& poli
 void bind_bounds(nb::module_& m) {
     nb::class_<ClairvoyantBounds>(m, "ClairvoyantBounds", "Times of a whole run.")
         .def_ro("belady", &ClairvoyantBounds::belady)
+        .def_ro("perfect_prefetch", &ClairvoyantBounds::perfect_prefetch)
         .def_ro("clairvoyant", &ClairvoyantBounds::clairvoyant)
         .def_ro("lower_bound", &ClairvoyantBounds::lower_bound)
         .def_ro("fewest_loads", &ClairvoyantBounds::fewest_loads)
