@@ -22,12 +22,12 @@ def make_trace(
     """Experts by a falling preference, so that caching pays a little."""
     rng = np.random.default_rng(seed)
     preference = rng.gumbel(size=(num_tokens, num_layers, num_experts)) - np.arange(num_experts)
-    starts = np.cumsum(lengths) - lengths
+    seq_len = np.array(lengths, np.int64)
     return RoutingTrace(
         expert_ids=np.argsort(-preference, axis=-1)[..., :top_k],
         weights=rng.random((num_tokens, num_layers, top_k)).astype(np.float32),
-        seq_start=starts,
-        seq_len=np.array(lengths),
+        seq_start=np.cumsum(seq_len) - seq_len,
+        seq_len=seq_len,
         num_experts=num_experts,
         token_ids=rng.integers(0, 4, num_tokens).astype(np.int32),
     )
