@@ -3,28 +3,37 @@
 The decisions run in the compiled core, so that engine and simulator run the same objects.
 """
 
-from fmoe_ray.policy.planner import Planner
-from fmoe_ray.policy.plugin import Policy, Predictor, plugin_policy
+from fmoe_ray.policy.planner import GateOutcome, LinkCommand, Planner
 from fmoe_ray.policy.table import (
+    Cause,
     ExpertCache,
+    GateObservation,
     GateRequested,
     Geometry,
     Instruction,
+    IterationContext,
     IterationStarted,
+    Policy,
     PolicyInfo,
     PolicyParts,
     Prediction,
+    Predictor,
     VictimNeeded,
     list_policies,
     make_policy,
 )
 
 __all__ = [
+    "Cause",
     "ExpertCache",
+    "GateObservation",
+    "GateOutcome",
     "GateRequested",
     "Geometry",
     "Instruction",
+    "IterationContext",
     "IterationStarted",
+    "LinkCommand",
     "Planner",
     "Policy",
     "PolicyInfo",
@@ -34,5 +43,4 @@ __all__ = [
     "VictimNeeded",
     "list_policies",
     "make_policy",
-    "plugin_policy",
 ]

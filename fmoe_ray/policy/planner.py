@@ -4,7 +4,7 @@ The engine drives the same planner in native code.
 """
 
 from fmoe_ray import _native
-from fmoe_ray._native import GateOutcome, Geometry, LinkCommand, PolicyParts
+from fmoe_ray._native import GateOutcome, Geometry, LinkCommand, Policy
 
 __all__ = ["GateOutcome", "LinkCommand", "Planner"]
 
@@ -12,15 +12,21 @@ __all__ = ["GateOutcome", "LinkCommand", "Planner"]
 class Planner(_native.Planner):
     """Serves misses ahead of everything and applies what the policy orders.
 
-    `policy` is taken out of its parts, which keep the predictor; parts serve one planner. Raises
-    ValueError for parts already used or slots that do not fit. Not thread-safe.
+    The policy must serve no other planner. Raises ValueError for slots that do not fit. Not
+    thread-safe.
+
+        parts = make_policy("fmoe", geometry=geometry, num_slots=8)
+        planner = Planner(geometry, 8, parts.policy)
+        planner.start_iteration(1)
+        planner.request_gate(0, [1, 5])
+        [command.expert for command in planner.take_commands()]
     """
 
     def __init__(
         self,
         geometry: Geometry,
         num_slots: int,
-        policy: PolicyParts,
+        policy: Policy,
         *,
         prefetch_depth: int = 1,
     ) -> None:

@@ -1,28 +1,42 @@
-"""The table of policies and the types that pass between planner, policy and predictor."""
+"""The table of policies, and the types that pass between planner, policy and predictor.
+
+`Policy` and `Predictor` are base classes too: a subclass written in Python goes wherever a native
+one does. The core takes the GIL for every call of it: right for experiments, slow in the engine.
+"""
 
 from fmoe_ray import _native
 from fmoe_ray._native import (
+    Cause,
     ExpertCache,
+    GateObservation,
     GateRequested,
     Geometry,
     Instruction,
+    IterationContext,
     IterationStarted,
+    Policy,
     PolicyInfo,
     PolicyParts,
     Prediction,
+    Predictor,
     VictimNeeded,
 )
 from fmoe_ray.errors import ConfigError
 
 __all__ = [
+    "Cause",
     "ExpertCache",
+    "GateObservation",
     "GateRequested",
     "Geometry",
     "Instruction",
+    "IterationContext",
     "IterationStarted",
+    "Policy",
     "PolicyInfo",
     "PolicyParts",
     "Prediction",
+    "Predictor",
     "VictimNeeded",
     "list_policies",
     "make_policy",

@@ -14,7 +14,7 @@
 
 #include "fmoe/check.h"
 
-namespace fmoe {
+namespace fmoe::bindings {
 
 template <class T>
 using In = nanobind::ndarray<const T, nanobind::c_contig, nanobind::device::cpu>;
@@ -51,4 +51,4 @@ Out<T> to_numpy(std::vector<T> values, std::initializer_list<std::size_t> shape)
     return Out<T>(data, shape, owner);
 }
 
-}  // namespace fmoe
+}  // namespace fmoe::bindings

@@ -6,13 +6,14 @@
 #include <memory>
 
 #include "arrays.h"
+#include "bindings.h"
 #include "fmoe/map_store.h"
 #include "fmoe/matcher.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
-namespace fmoe {
+namespace fmoe::bindings {
 
 namespace {
 
@@ -259,4 +260,4 @@ void bind_maps(nb::module_& m) {
     bind_matcher(m);
 }
 
-}  // namespace fmoe
+}  // namespace fmoe::bindings

@@ -8,12 +8,13 @@
 #include <memory>
 #include <utility>
 
-#include "fmoe/policy_factory.h"
+#include "bindings.h"
+#include "borrowed.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
-namespace fmoe {
+namespace fmoe::bindings {
 
 namespace {
 
@@ -75,11 +76,10 @@ void bind_command(nb::module_& m) {
         .def_ro("evictions", &PlannerCounters::evictions);
 }
 
-// Takes the policy out of the parts, which keep the predictor.
-void init_planner(Planner* self, const Geometry& geometry, int num_slots, PolicyParts& parts,
+void init_planner(Planner* self, const Geometry& geometry, int num_slots, Policy& policy,
                   int prefetch_depth) {
-    require(parts.policy != nullptr, "planner: these parts gave their policy to another planner");
-    new (self) Planner(geometry, num_slots, std::move(parts.policy), prefetch_depth);
+    new (self)
+        Planner(geometry, num_slots, std::make_unique<BorrowedPolicy>(policy), prefetch_depth);
 }
 
 }  // namespace
@@ -117,4 +117,4 @@ void bind_planner(nb::module_& m) {
         .def("check_integrity", &Planner::check_integrity);
 }
 
-}  // namespace fmoe
+}  // namespace fmoe::bindings
