@@ -34,9 +34,9 @@ NB_MODULE(_native, m) {
     bind_geometry(m);
     fmoe::bindings::bind_maps(m);
     fmoe::bindings::bind_events(m);
-    fmoe::bindings::bind_planner(m);
     fmoe::bindings::bind_policies(m);
     fmoe::bindings::bind_host_store(m);
     fmoe::bindings::bind_offloader(m);
+    fmoe::bindings::bind_planner(m);
     fmoe::bindings::bind_simulator(m);
 }

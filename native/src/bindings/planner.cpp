@@ -60,20 +60,6 @@ void bind_command(nb::module_& m) {
         .def_ro("expert", &LinkCommand::expert)
         .def_ro("slot", &LinkCommand::slot)
         .def_ro("cause", &LinkCommand::cause);
-    nb::class_<GateOutcome>(m, "GateOutcome")
-        .def_ro("hits", &GateOutcome::hits)
-        .def_ro("late", &GateOutcome::late)
-        .def_ro("misses", &GateOutcome::misses);
-    nb::class_<PlannerCounters>(m, "PlannerCounters")
-        .def_ro("hits", &PlannerCounters::hits)
-        .def_ro("late", &PlannerCounters::late)
-        .def_ro("misses", &PlannerCounters::misses)
-        .def_ro("on_demand_loads", &PlannerCounters::on_demand_loads)
-        .def_ro("prefetch_loads", &PlannerCounters::prefetch_loads)
-        .def_ro("prefetches_used", &PlannerCounters::prefetches_used)
-        .def_ro("prefetches_wasted", &PlannerCounters::prefetches_wasted)
-        .def_ro("prefetches_cancelled", &PlannerCounters::prefetches_cancelled)
-        .def_ro("evictions", &PlannerCounters::evictions);
 }
 
 void init_planner(Planner* self, const Geometry& geometry, int num_slots, Policy& policy,
