@@ -118,16 +118,21 @@ class TraceSimulator:
         prefetch_distance: int = 3,
         store_capacity: int = 1000,
         prediction_delay: float = 0.0,
+        policy_object: _native.Policy | None = None,
+        predictor_object: _native.Predictor | None = None,
     ) -> Simulation:
         """Shows `learned` to the policy's predictor, then plays `measured` on an empty cache.
 
         load_ratio: load time of one expert / compute time of one layer. batch: sequences that
         advance together. eviction: "policy" is the policy's own. prediction_delay: from an
-        observation to the prediction made of it.
+        observation to the prediction made of it. `policy_object` replaces the named policy and
+        `predictor_object` is then what it listens to; either serves one run.
         Raises ConfigError for an unknown policy or a value that does not fit.
         """
         if not measured:
             raise ConfigError("no sequence to measure; give a trace with more or a smaller split")
+        if predictor_object is not None and policy_object is None:
+            raise ConfigError("predictor_object needs the policy_object that listens to it")
         try:
             simulator = _native.Simulator(
                 self._view,
@@ -139,6 +144,8 @@ class TraceSimulator:
                 prefetch_distance=prefetch_distance,
                 store_capacity=store_capacity,
                 prediction_delay=prediction_delay,
+                own_policy=policy_object,
+                own_predictor=predictor_object,
             )
         except ValueError as error:
             raise ConfigError(str(error)) from error

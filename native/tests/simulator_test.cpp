@@ -241,11 +241,41 @@ void test_belady_evicts_what_is_needed_last() {
     CHECK(bounds.clairvoyant <= bounds.belady && bounds.clairvoyant >= bounds.lower_bound);
 }
 
-void test_half_precision_reads_as_it_was_written() {
-    CHECK(half_to_float(0x3c00) == 1.0f && half_to_float(0xc000) == -2.0f);
-    CHECK(half_to_float(0x0001) == 0x1p-24f && half_to_float(0x7bff) == 65504.0f);
-    CHECK(half_to_float(0x7c00) == std::numeric_limits<float>::infinity());
-    CHECK(half_to_float(0x7e00) != half_to_float(0x7e00));
+// After each token, expects the next to choose expert 0 everywhere.
+class NextTokenPredictor final : public Predictor {
+public:
+    void iteration_started(const IterationContext& context, std::vector<Prediction>&) override {
+        iteration_ = context.iteration;
+    }
+    void gate_observed(const GateObservation&, std::vector<Prediction>&) override {}
+    void iteration_ended(std::vector<Prediction>& out) override {
+        const std::vector<float> p = {1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0};
+        out.push_back({iteration_, 2, true, 0, 3, 1, p, {1, 1, 1}});
+    }
+    void request_ended(std::uint64_t) override {}
+
+private:
+    std::uint64_t iteration_ = 0;
+};
+
+// Made one layer before layer 0, two before layer 1, three before layer 2 of the second token.
+void test_recall_carries_a_prediction_of_the_next_iteration_over() {
+    const TinyTrace trace({3, 4, 1}, {0, 0, 0, 0, 3, 0});
+    const SimulationResult result = run(trace, options(12, 1), std::make_unique<ScriptedPolicy>(),
+                                        std::make_unique<NextTokenPredictor>());
+    CHECK(result.recall[0].chosen == 3 && result.recall[0].within_top_k == 2);
+    CHECK(result.recall[1].chosen == 2 && result.recall[1].within_top_k == 1);
+    CHECK(result.recall[2].chosen == 1 && result.recall[2].within_top_k == 1);
+    CHECK(result.recall[3].chosen == 0);
+}
+
+void test_recall_forgets_the_prediction_for_a_request_that_ended() {
+    const TinyTrace trace({3, 4, 1}, {0, 0, 0, 0, 3, 0});
+    Simulator simulator(trace.view, options(12, 1), std::make_unique<ScriptedPolicy>(),
+                        std::make_unique<NextTokenPredictor>());
+    const std::vector<Sequence> two_requests = {{0, 1}, {1, 1}};
+    simulator.run(two_requests);
+    CHECK(simulator.result().recall[0].chosen == 0);
 }
 
 }  // namespace
@@ -259,6 +289,8 @@ int main() {
     test_inference_goes_on_while_a_prediction_is_made();
     test_a_synchronous_predictor_is_waited_for();
     test_recall_counts_the_prediction_in_force_at_each_distance();
+    test_recall_carries_a_prediction_of_the_next_iteration_over();
+    test_recall_forgets_the_prediction_for_a_request_that_ended();
     test_a_layer_larger_than_the_cache_comes_in_waves();
     test_a_batch_loads_the_union_and_replaces_ended_rows();
     test_prefill_tokens_are_one_step();
@@ -266,5 +298,4 @@ int main() {
     test_warm_up_takes_no_time_and_fills_no_slot();
     test_wrong_options_are_refused();
     test_belady_evicts_what_is_needed_last();
-    test_half_precision_reads_as_it_was_written();
 }
