@@ -147,6 +147,10 @@ class StepRunner:
         self._thread.submit(self._release).result()
         self._thread.shutdown()
 
+    def check_integrity(self) -> None:
+        """Raises RuntimeError where the books of the expert cache disagree. Between steps only."""
+        self._offloader.check_integrity()
+
     def _release(self) -> None:
         self._experts.close()
         self._offloader.close()
