@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
@@ -132,6 +133,11 @@ class StepRunner:
     @property
     def info(self) -> RunnerInfo:
         return self._info
+
+    @property
+    def model(self) -> Any:
+        """The transformers model; not to be changed while a step runs."""
+        return self._model.model
 
     async def step(self, plan: StepPlan) -> StepResult:
         """A failed computation is in the result and ends its requests; later steps can go on."""
