@@ -26,16 +26,17 @@ from fmoe_ray.engine.packed_model import PackedModel
 from fmoe_ray.engine.pooling import Pooling, pool_rows
 from fmoe_ray.engine.runner import RunnerInfo
 from fmoe_ray.engine.sampling import Sampler
+from fmoe_ray.engine.step_recorder import StepRecorder
 from fmoe_ray.errors import ConfigError, EngineError
 from fmoe_ray.models.device import choose_device, choose_dtype
 from fmoe_ray.models.experts import bind_experts
 from fmoe_ray.models.loader import LoadedModel, load_model
 from fmoe_ray.models.router import RouterTap
 from fmoe_ray.models.weights import Progress
+from fmoe_ray.trace.format import DECODE, PREFILL
 
 logger = logging.getLogger(__name__)
 
-PREFILL, DECODE = 0, 1
 _NO_STATS = StepStats(
     seconds=0.0,
     stall_seconds=0.0,
@@ -60,6 +61,7 @@ class StepRunner:
         experts: OffloadedExperts,
         offloader: Offloader,
         store: HostStore,
+        recorder: StepRecorder | None,
         info: RunnerInfo,
         pooling: Pooling,
         num_threads: int | None,
@@ -68,6 +70,7 @@ class StepRunner:
         self._experts = experts
         self._offloader = offloader
         self._store = store
+        self._recorder = recorder
         self._info = info
         self._pooling: Pooling = pooling
         self._samplers: dict[int, Sampler] = {}
@@ -105,13 +108,17 @@ class StepRunner:
         model.warm_up()
         offloader = open_offloader(loaded, settings.offload)
         tap = RouterTap(loaded.model)
-        experts = OffloadedExperts(loaded, offloader, tap)
+        recorder = None
+        if settings.offload.record_path is not None:
+            recorder = StepRecorder(settings.offload.record_path, num_experts=loaded.num_experts)
+        experts = OffloadedExperts(loaded, offloader, tap, recorder)
         bind_experts(loaded.experts.values(), experts)
         return cls(
             model=model,
             experts=experts,
             offloader=offloader,
             store=loaded.store,
+            recorder=recorder,
             info=RunnerInfo(
                 num_slots=settings.engine.max_batch_size,
                 max_context=max_context,
@@ -161,6 +168,8 @@ class StepRunner:
         self._experts.close()
         self._offloader.close()
         self._store.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     def run(self, plan: StepPlan) -> StepResult:
         """`step` on the calling thread: for use without an event loop, never beside it."""
@@ -188,16 +197,21 @@ class StepRunner:
     def _compute(self, rows: Sequence[Row]) -> tuple[torch.Tensor, IterationStats]:
         tokens_T = self._model.token_ids(rows)
         tokens_of_row_R = [len(row.tokens) for row in rows]
-        embeddings_RH = pool_rows(self._model.embed(tokens_T), tokens_of_row_R, self._pooling)
+        phases_R = [self._phase(row) for row in rows]
+        embeddings_TH = self._model.embed(tokens_T)
+        embeddings_RH = pool_rows(embeddings_TH, tokens_of_row_R, self._pooling)
         self._offloader.begin_iteration(
             np.array([row.request_id for row in rows], np.int64),
-            np.array([self._phase(row) for row in rows], np.uint8),
+            np.array(phases_R, np.uint8),
             np.array([_only_token(row) for row in rows], np.int32),
             embeddings_RH.cpu().numpy(),
         )
         self._experts.begin_step(tokens_of_row_R)
         logits_RV = self._model.forward(rows, tokens_T)
-        return logits_RV, self._offloader.end_iteration()
+        iteration = self._offloader.end_iteration()
+        if self._recorder is not None:
+            self._recorder.end_step(rows, [phase == PREFILL for phase in phases_R], embeddings_TH)
+        return logits_RV, iteration
 
     def _phase(self, row: Row) -> int:
         return DECODE if row.request_id in self._decoding else PREFILL

@@ -3,6 +3,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
@@ -11,10 +12,11 @@ from fmoe_ray.config import parse_settings
 from fmoe_ray.engine.messages import Row, Sampling, StepPlan
 from fmoe_ray.engine.step_runner import StepRunner
 from fmoe_ray.errors import ConfigError
+from fmoe_ray.evaluate.drive import GREEDY, Drive
 from fmoe_ray.evaluate.tiny_models import EXPERTS, LAYERS, TOP_K, VOCAB, save_tiny
+from fmoe_ray.trace.format import load_trace
 
-from .conftest import GREEDY, Drive, Load
-
+Load = Callable[..., StepRunner]
 _random = random.Random(0)
 PROMPTS = [[_random.randrange(3, VOCAB) for _ in range(n)] for n in (3, 90, 17, 40, 1, 33)]
 NUM_TOKENS = 8
@@ -196,3 +198,30 @@ def test_the_context_is_the_models_own_unless_given(tmp_path: Path) -> None:
     runner = StepRunner.load(parse_settings({"model": {"path": str(folder), "device": "cpu"}}))
     assert runner.info.max_context == 77
     runner.shutdown()
+
+
+def test_a_recorded_trace_holds_what_the_model_chose(
+    load: Load, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.npz"
+    settings = {
+        "model": {"path": str(checkpoint("mixtral")), "device": "cpu"},
+        "offload": {"policy": "lru", "budget": 0.5, "record_path": str(path)},
+        "engine": {"max_batch_size": 4},
+    }
+    runner = StepRunner.load(parse_settings(settings))
+    tokens = Drive(runner)(PROMPTS, NUM_TOKENS)
+    unrecorded = Drive(load("mixtral", {"budget": 0.5}))(PROMPTS, NUM_TOKENS)
+    assert tokens == unrecorded
+    runner.shutdown()
+    trace = load_trace(path)
+    assert (trace.num_layers, trace.num_experts, trace.top_k) == (LAYERS, EXPERTS, TOP_K)
+    assert trace.probs is not None and trace.token_ids is not None and trace.phase is not None
+    top = np.argsort(-trace.probs.astype(np.float32), axis=-1)[..., :TOP_K]
+    is_same = np.sort(top, axis=-1) == np.sort(trace.expert_ids, axis=-1)
+    assert is_same.mean() > 0.99  # float16 may make two probabilities equal
+    for (start, length), prompt, answer in zip(trace.sequences(), PROMPTS, tokens, strict=True):
+        fed = [*prompt, *answer[:-1]]
+        assert trace.token_ids[start : start + length].tolist() == fed
+        phases = [0] * len(prompt) + [1] * (NUM_TOKENS - 1)
+        assert trace.phase[start : start + length].tolist() == phases
