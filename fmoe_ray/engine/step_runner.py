@@ -12,6 +12,7 @@ import torch
 
 from fmoe_ray.cache import HostStore, IterationStats, Offloader
 from fmoe_ray.config import Settings
+from fmoe_ray.engine.learned_maps import LearnedMaps
 from fmoe_ray.engine.messages import (
     ExpertCounts,
     Row,
@@ -62,6 +63,7 @@ class StepRunner:
         offloader: Offloader,
         store: HostStore,
         recorder: StepRecorder | None,
+        maps: LearnedMaps | None,
         info: RunnerInfo,
         pooling: Pooling,
         num_threads: int | None,
@@ -71,6 +73,7 @@ class StepRunner:
         self._offloader = offloader
         self._store = store
         self._recorder = recorder
+        self._maps = maps
         self._info = info
         self._pooling: Pooling = pooling
         self._samplers: dict[int, Sampler] = {}
@@ -111,6 +114,14 @@ class StepRunner:
         recorder = None
         if settings.offload.record_path is not None:
             recorder = StepRecorder(settings.offload.record_path, num_experts=loaded.num_experts)
+        maps = None
+        if settings.offload.store_path is not None:
+            maps = LearnedMaps(
+                settings.offload.store_path,
+                offloader,
+                policy=settings.offload.policy,
+                fingerprint=loaded.fingerprint,
+            )
         experts = OffloadedExperts(loaded, offloader, tap, recorder)
         bind_experts(loaded.experts.values(), experts)
         return cls(
@@ -119,6 +130,7 @@ class StepRunner:
             offloader=offloader,
             store=loaded.store,
             recorder=recorder,
+            maps=maps,
             info=RunnerInfo(
                 num_slots=settings.engine.max_batch_size,
                 max_context=max_context,
@@ -168,6 +180,8 @@ class StepRunner:
         self._experts.close()
         self._offloader.close()
         self._store.close()
+        if self._maps is not None:
+            self._maps.close()
         if self._recorder is not None:
             self._recorder.close()
 
