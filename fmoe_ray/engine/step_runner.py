@@ -53,6 +53,11 @@ class StepRunner:
     """`engine.runner.Runner` on a thread of its own, so that the caller's event loop stays alive.
 
     Owns what it is given and closes it. Steps run in the order in which they are asked for.
+
+    A row's attention and its experts' sums do not depend on the other rows of a step. Its matrix
+    products may, in their last bits: a kernel's rounding can change with the number of rows. So
+    logits are bit-identical for equal plans, whatever budget and policy, and equal up to that
+    rounding for other batches.
     """
 
     def __init__(
@@ -157,6 +162,11 @@ class StepRunner:
     def model(self) -> Any:
         """The transformers model; not to be changed while a step runs."""
         return self._model.model
+
+    @property
+    def gate_rule(self) -> str:
+        """How a gate's output becomes a distribution; a name of `models.router.RULES`."""
+        return self._experts.gate_rule
 
     async def step(self, plan: StepPlan) -> StepResult:
         """A failed computation is in the result and ends its requests; later steps can go on."""

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
 
 from fmoe_ray.config import parse_settings
 from fmoe_ray.engine.messages import Row, Sampling, StepPlan
 from fmoe_ray.engine.step_runner import StepRunner
 from fmoe_ray.errors import ConfigError
 from fmoe_ray.evaluate.drive import GREEDY, Drive
+from fmoe_ray.evaluate.families import generate
 from fmoe_ray.evaluate.tiny_models import EXPERTS, LAYERS, TOP_K, VOCAB, save_tiny
 from fmoe_ray.maps.store import MapStore
 from fmoe_ray.policy.table import list_policies
@@ -26,24 +26,13 @@ ALL = LAYERS * EXPERTS
 BUDGETS = [1.0, 0.5, 0.25, TOP_K]
 
 
-def greedy_reference(folder: Path) -> list[list[int]]:
-    """transformers' own generate, one prompt at a time."""
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, experts_implementation="grouped_mm"
-    ).eval()
-    model.generation_config.eos_token_id = None
-    config = GenerationConfig(max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0)
-    outputs = [model.generate(torch.tensor([p]), generation_config=config) for p in PROMPTS]
-    return [o[0, len(p) :].tolist() for o, p in zip(outputs, PROMPTS, strict=True)]
-
-
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "phimoe", "deepseek_v3", "gpt_oss"])
 def test_greedy_tokens_equal_those_of_generate(
     family: str, load: Load, checkpoint: Callable[[str], Path]
 ) -> None:
     """In chunks, four at once, with three expert slots, across the sliding window."""
     tokens = Drive(load(family, {"budget": 3}))(PROMPTS, NUM_TOKENS)
-    assert tokens == greedy_reference(checkpoint(family))
+    assert tokens == generate(checkpoint(family), PROMPTS, NUM_TOKENS)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "deepseek_v2"])
