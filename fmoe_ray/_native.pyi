@@ -671,6 +671,9 @@ class ClairvoyantBounds:
     def belady(self) -> float: ...
 
     @property
+    def perfect_prefetch(self) -> float: ...
+
+    @property
     def clairvoyant(self) -> float: ...
 
     @property

@@ -205,6 +205,7 @@ void Offloader::wait(std::vector<Delivery>& out) {
 }
 
 void Offloader::deliver(std::vector<Delivery>& out) {
+    out.clear();
     if (!gate_.has_begun && planner_.is_held()) return;
     const ExpertCache& cache = planner_.cache();
     std::erase_if(gate_.undelivered, [&](int expert) {
@@ -368,8 +369,9 @@ void Offloader::guard(void (Offloader::*loop)()) {
     try {
         (this->*loop)();
     } catch (const std::exception& error) {
+        const std::string message = std::string("offloader: a thread failed: ") + error.what();
         const std::lock_guard lock(mutex_);
-        if (failure_.empty()) failure_ = std::string("offloader: a thread failed: ") + error.what();
+        if (failure_.empty()) failure_ = message;
         progress_.notify_all();
     }
 }
