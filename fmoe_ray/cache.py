@@ -261,6 +261,16 @@ class Offloader:
         """uint8 [num_slots, blob_bytes]; one address for life, rows 64-byte aligned."""
         return self._native.arena
 
+    @property
+    def wants_gates(self) -> bool:
+        """False: nobody listens to `publish_gate`, so it need not be called."""
+        return self._native.wants_gates
+
+    @property
+    def wants_speculative(self) -> bool:
+        """True: `publish_gate` should be given the speculative gate."""
+        return self._native.wants_speculative
+
     def begin_iteration(
         self,
         requests: npt.NDArray[np.int64],

@@ -5,11 +5,12 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
 
-from fmoe_ray.cache import IterationStats, Offloader
+from fmoe_ray.cache import HostStore, IterationStats, Offloader
 from fmoe_ray.config import Settings
 from fmoe_ray.engine.messages import (
     ExpertCounts,
@@ -25,16 +26,17 @@ from fmoe_ray.engine.packed_model import PackedModel
 from fmoe_ray.engine.pooling import Pooling, pool_rows
 from fmoe_ray.engine.runner import RunnerInfo
 from fmoe_ray.engine.sampling import Sampler
+from fmoe_ray.engine.step_recorder import StepRecorder
 from fmoe_ray.errors import ConfigError, EngineError
 from fmoe_ray.models.device import choose_device, choose_dtype
 from fmoe_ray.models.experts import bind_experts
 from fmoe_ray.models.loader import LoadedModel, load_model
 from fmoe_ray.models.router import RouterTap
 from fmoe_ray.models.weights import Progress
+from fmoe_ray.trace.format import DECODE, PREFILL
 
 logger = logging.getLogger(__name__)
 
-PREFILL, DECODE = 0, 1
 _NO_STATS = StepStats(
     seconds=0.0,
     stall_seconds=0.0,
@@ -58,6 +60,8 @@ class StepRunner:
         model: PackedModel,
         experts: OffloadedExperts,
         offloader: Offloader,
+        store: HostStore,
+        recorder: StepRecorder | None,
         info: RunnerInfo,
         pooling: Pooling,
         num_threads: int | None,
@@ -65,6 +69,8 @@ class StepRunner:
         self._model = model
         self._experts = experts
         self._offloader = offloader
+        self._store = store
+        self._recorder = recorder
         self._info = info
         self._pooling: Pooling = pooling
         self._samplers: dict[int, Sampler] = {}
@@ -102,12 +108,17 @@ class StepRunner:
         model.warm_up()
         offloader = open_offloader(loaded, settings.offload)
         tap = RouterTap(loaded.model)
-        experts = OffloadedExperts(loaded, offloader, tap)
+        recorder = None
+        if settings.offload.record_path is not None:
+            recorder = StepRecorder(settings.offload.record_path, num_experts=loaded.num_experts)
+        experts = OffloadedExperts(loaded, offloader, tap, recorder)
         bind_experts(loaded.experts.values(), experts)
         return cls(
             model=model,
             experts=experts,
             offloader=offloader,
+            store=loaded.store,
+            recorder=recorder,
             info=RunnerInfo(
                 num_slots=settings.engine.max_batch_size,
                 max_context=max_context,
@@ -130,14 +141,35 @@ class StepRunner:
     def info(self) -> RunnerInfo:
         return self._info
 
+    @property
+    def model(self) -> Any:
+        """The transformers model; not to be changed while a step runs."""
+        return self._model.model
+
     async def step(self, plan: StepPlan) -> StepResult:
         """A failed computation is in the result and ends its requests; later steps can go on."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.run, plan)
 
     async def close(self) -> None:
-        """Waits for the step in progress, then frees model, slots and store."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._offloader.close)
+        """Waits for the step in progress, then gives up slots and store."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._release)
         self._thread.shutdown()
+
+    def shutdown(self) -> None:
+        """`close` without an event loop."""
+        self._thread.submit(self._release).result()
+        self._thread.shutdown()
+
+    def check_integrity(self) -> None:
+        """Raises RuntimeError where the books of the expert cache disagree. Between steps only."""
+        self._offloader.check_integrity()
+
+    def _release(self) -> None:
+        self._experts.close()
+        self._offloader.close()
+        self._store.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     def run(self, plan: StepPlan) -> StepResult:
         """`step` on the calling thread: for use without an event loop, never beside it."""
@@ -165,16 +197,21 @@ class StepRunner:
     def _compute(self, rows: Sequence[Row]) -> tuple[torch.Tensor, IterationStats]:
         tokens_T = self._model.token_ids(rows)
         tokens_of_row_R = [len(row.tokens) for row in rows]
-        embeddings_RH = pool_rows(self._model.embed(tokens_T), tokens_of_row_R, self._pooling)
+        phases_R = [self._phase(row) for row in rows]
+        embeddings_TH = self._model.embed(tokens_T)
+        embeddings_RH = pool_rows(embeddings_TH, tokens_of_row_R, self._pooling)
         self._offloader.begin_iteration(
-            np.array([row.request_id for row in rows], np.uint64),
-            np.array([self._phase(row) for row in rows], np.uint8),
-            np.array([row.tokens[-1] for row in rows], np.int32),
+            np.array([row.request_id for row in rows], np.int64),
+            np.array(phases_R, np.uint8),
+            np.array([_only_token(row) for row in rows], np.int32),
             embeddings_RH.cpu().numpy(),
         )
         self._experts.begin_step(tokens_of_row_R)
         logits_RV = self._model.forward(rows, tokens_T)
-        return logits_RV, self._offloader.end_iteration()
+        iteration = self._offloader.end_iteration()
+        if self._recorder is not None:
+            self._recorder.end_step(rows, [phase == PREFILL for phase in phases_R], embeddings_TH)
+        return logits_RV, iteration
 
     def _phase(self, row: Row) -> int:
         return DECODE if row.request_id in self._decoding else PREFILL
@@ -185,7 +222,7 @@ class StepRunner:
         is_nan_R = logits_RV.isnan().any(-1).tolist()
         results = []
         for number, row in enumerate(rows):
-            hits, late, misses = (int(count) for count in iteration.row_counts[number])
+            hits, late, misses = (int(count) for count in iteration.rows[number])
             experts = ExpertCounts(hits=hits, late=late, misses=misses)
             if is_nan_R[number]:
                 error = f"request {row.request_id}: the model computed not-a-number (NaN) logits"
@@ -227,6 +264,10 @@ def _max_context(settings: Settings, loaded: LoadedModel) -> int:
     return asked if asked is not None else int(limit or 0)
 
 
+def _only_token(row: Row) -> int:
+    return row.tokens[0] if len(row.tokens) == 1 else -1
+
+
 def _use_threads(num_threads: int | None) -> None:
     if num_threads is not None:
         torch.set_num_threads(num_threads)  # per thread: has to be said on the one that computes
@@ -236,8 +277,8 @@ def _stats(iteration: IterationStats, seconds: float) -> StepStats:
     return StepStats(
         seconds=seconds,
         stall_seconds=iteration.stall_s,
-        bytes_on_demand=iteration.bytes_on_demand,
-        bytes_prefetched=iteration.bytes_prefetched,
+        bytes_on_demand=iteration.bytes.on_demand,
+        bytes_prefetched=iteration.bytes.prefetched,
         hits=iteration.hits,
         late=iteration.late,
         misses=iteration.misses,

@@ -71,6 +71,11 @@ public:
 
     Device& device() noexcept { return *device_; }
     const HostStore& store() const noexcept { return *store_; }
+    // False: publish_gate() has no effect and need not be called.
+    bool wants_gates() const noexcept { return predictor_ != nullptr; }
+    bool wants_speculative() const {
+        return predictor_ != nullptr && predictor_->wants_speculative();
+    }
 
     // `context.iteration` is ignored: the offloader counts.
     void begin_iteration(const IterationContext& context);

@@ -91,6 +91,8 @@ public:
     // The expert maps it learns from, to be saved, loaded and merged between iterations; null where
     // it keeps none.
     virtual MapStore* store() { return nullptr; }
+    // True: it reads GateObservation::speculative, which is computed for it alone.
+    virtual bool wants_speculative() const { return false; }
 };
 
 }  // namespace fmoe

@@ -57,6 +57,7 @@ public:
     void request_ended(std::uint64_t request) override { predictor_.request_ended(request); }
     bool is_synchronous() const override { return predictor_.is_synchronous(); }
     MapStore* store() override { return predictor_.store(); }
+    bool wants_speculative() const override { return predictor_.wants_speculative(); }
 
 private:
     Predictor& predictor_;

@@ -213,6 +213,9 @@ void bind_offloader(nb::module_& m) {
              "timeout_s"_a, "shard"_a, "num_shards"_a, "own_policy"_a.none(),
              "own_predictor"_a.none(), nb::keep_alive<1, 16>(), nb::keep_alive<1, 17>())
         .def_prop_ro("arena", &arena)
+        .def_prop_ro("wants_gates", [](PyOffloader& self) { return self->wants_gates(); })
+        .def_prop_ro("wants_speculative",
+                     [](PyOffloader& self) { return self->wants_speculative(); })
         .def("begin_iteration", &begin_iteration, "requests"_a.noconvert(), "phases"_a.noconvert(),
              "token_ids"_a.noconvert(), "embeddings"_a.noconvert().none())
         .def("request", &request, "layer"_a, "chosen"_a.noconvert(), "row_of_token"_a.noconvert())
