@@ -319,6 +319,11 @@ class Predictor:
     def is_synchronous(self) -> bool:
         """True: inference waits for the prediction."""
 
+    def wants_speculative(self) -> bool:
+        """
+        True: it reads GateObservation.speculative, which is computed for it alone.
+        """
+
     def store(self) -> MapStore | None:
         """The native MapStore that it learns into."""
 
@@ -570,7 +575,7 @@ class LinkCommand:
 class Planner:
     """Wrapped by fmoe_ray.policy.planner."""
 
-    def __init__(self, geometry: Geometry, num_slots: int, parts: Policy, prefetch_depth: int) -> None: ...
+    def __init__(self, geometry: Geometry, num_slots: int, policy: Policy, prefetch_depth: int) -> None: ...
 
     @property
     def cache(self) -> ExpertCache: ...

@@ -30,10 +30,6 @@ class PythonLru(fp.Policy):
             self.use(expert)
         return []
 
-    def copy_done(self, expert: int, cache: fp.ExpertCache) -> list[fp.Instruction]:
-        self.use(expert)
-        return []
-
     def victim(self, needed: fp.VictimNeeded, cache: fp.ExpertCache) -> int:
         evictable = [expert for expert in cache.residents if cache.can_evict(expert)]
         return min(evictable, key=self.last_use.__getitem__, default=-1)
@@ -85,6 +81,7 @@ def test_methods_left_out_order_nothing() -> None:
     assert policy.link_free(planner.cache) == []
     assert Follower(GEOMETRY).iteration_ended() == []
     assert not Follower(GEOMETRY).is_synchronous()
+    assert not Follower(GEOMETRY).wants_speculative()
 
 
 def test_a_policy_without_victim_says_so() -> None:
