@@ -1,4 +1,4 @@
-"""The paper's policy to the letter: 4.2 predictions, 4.3 prefetch, 4.5 eviction."""
+"""The paper's policy to the letter: 4.3 prefetch, 4.5 eviction."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from reference.policy import LiteralFmoe, LiteralSearch, delta, e_prefetch
+from reference.policy import LiteralFmoe, delta, e_prefetch
 
 from fmoe_ray import policy as fp
 
@@ -265,92 +265,3 @@ def test_instructions_equal_those_of_the_literal_policy(seed: int, num_slots: in
     native = run_random(make_fmoe().policy, seed, num_slots)
     assert native == run_random(LiteralFmoe(GEOMETRY), seed, num_slots)
     assert native
-
-
-@settings(deadline=None, max_examples=25)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    distance=st.integers(1, 6),
-    num_layers=st.integers(1, 4),
-)
-def test_4_2_predictions_are_those_of_the_literal_searches(
-    seed: int, distance: int, num_layers: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    geometry = fp.Geometry(num_layers, 6, 2)
-    parts = make_fmoe(geometry=geometry, prefetch_distance=distance, embedding_size=3)
-    predictor = parts.predictor
-    assert predictor is not None
-    literal = LiteralSearch(distance=distance)
-    for iteration in range(6):
-        maps = rng.dirichlet(np.ones(6) * 0.5, size=(2, num_layers)).astype(np.float32)
-        embeddings = rng.normal(size=(2, 3)).astype(np.float32)
-        made = predictor.iteration_started(fp.IterationContext(iteration, [1, 2], embeddings))
-        expected = []
-        if literal.maps:
-            matches = [literal.semantic(embedding) for embedding in embeddings]
-            expected.append((0, min(distance, num_layers), matches))
-        for layer in range(num_layers):
-            made += predictor.gate_observed(
-                fp.GateObservation(layer, np.ascontiguousarray(maps[:, layer]))
-            )
-            if literal.maps and layer + distance < num_layers:
-                matches = [literal.trajectory(row[: layer + 1]) for row in maps]
-                expected.append((layer + distance, 1, matches))
-        made += predictor.iteration_ended()
-        assert len(made) == len(expected)
-        for prediction, (first, count, matches) in zip(made, expected, strict=True):
-            assert prediction.iteration == iteration
-            assert (prediction.first_layer, prediction.num_layers) == (first, count)
-            for row, (best, score) in enumerate(matches):
-                assert prediction.score[row] == pytest.approx([score] * count, abs=1e-3)
-                np.testing.assert_array_equal(
-                    prediction.p[row], literal.maps[best][first : first + count]
-                )
-        for row in range(2):
-            literal.add(maps[row], embeddings[row])
-
-
-def test_a_row_that_is_not_finite_is_not_stored() -> None:
-    parts = make_fmoe(geometry=fp.Geometry(1, 4, 1))
-    predictor = parts.predictor
-    assert predictor is not None
-    predictor.iteration_started(fp.IterationContext(1, [1, 2]))
-    predictor.gate_observed(
-        fp.GateObservation(0, np.array([[0.5, np.nan, 0, 0], [1, 0, 0, 0]], np.float32))
-    )
-    predictor.iteration_ended()
-    store = predictor.store()
-    assert store is not None and store.size == 1
-
-
-def test_a_step_that_failed_halfway_leaves_no_map() -> None:
-    parts = make_fmoe()
-    predictor = parts.predictor
-    assert predictor is not None
-    predictor.iteration_started(fp.IterationContext(1, [1]))
-    predictor.gate_observed(fp.GateObservation(0, np.full((1, 6), 1 / 6, np.float32)))
-    predictor.iteration_started(fp.IterationContext(2, [1]))
-    for layer in range(4):
-        predictor.gate_observed(fp.GateObservation(layer, np.full((1, 6), 1 / 6, np.float32)))
-    predictor.iteration_ended()
-    store = predictor.store()
-    assert store is not None and store.size == 1
-
-
-def test_iterations_of_a_request_are_linked_in_the_store() -> None:
-    parts = make_fmoe(geometry=fp.Geometry(1, 4, 1))
-    predictor = parts.predictor
-    assert predictor is not None
-    for iteration in range(3):
-        predictor.iteration_started(
-            fp.IterationContext(iteration, [7, 8], token_ids=[iteration, -1])
-        )
-        predictor.gate_observed(fp.GateObservation(0, np.full((2, 4), 0.25, np.float32)))
-        predictor.iteration_ended()
-        if iteration == 1:
-            predictor.request_ended(8)
-    store = predictor.store()
-    assert store is not None
-    assert store.predecessors().tolist() == [-1, -1, 0, 1, 2, -1]
-    assert store.token_ids().tolist() == [0, -1, 1, -1, 2, -1]
