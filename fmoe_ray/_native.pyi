@@ -320,7 +320,9 @@ class Predictor:
         """True: inference waits for the prediction."""
 
     def wants_speculative(self) -> bool:
-        """True: it reads the speculative gate, which is computed for it alone."""
+        """
+        True: it reads GateObservation.speculative, which is computed for it alone.
+        """
 
     def store(self) -> MapStore | None:
         """The native MapStore that it learns into."""
@@ -486,9 +488,6 @@ class Offloader:
     def arena(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None, None))]: ...
 
     @property
-    def map_store(self) -> MapStore | None: ...
-
-    @property
     def wants_gates(self) -> bool: ...
 
     @property
@@ -576,7 +575,7 @@ class LinkCommand:
 class Planner:
     """Wrapped by fmoe_ray.policy.planner."""
 
-    def __init__(self, geometry: Geometry, num_slots: int, parts: Policy, prefetch_depth: int) -> None: ...
+    def __init__(self, geometry: Geometry, num_slots: int, policy: Policy, prefetch_depth: int) -> None: ...
 
     @property
     def cache(self) -> ExpertCache: ...
