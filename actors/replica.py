@@ -8,7 +8,9 @@ from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
+from ray.util.placement_group import get_current_placement_group
 
+from fmoe_ray.actors.cluster import check_node
 from fmoe_ray.actors.gang import ShardGang
 from fmoe_ray.api.app import create_app
 from fmoe_ray.api.metrics import PrometheusObserver
@@ -32,9 +34,11 @@ class Replica:
         # Ray leaves all GPUs visible to an actor that asked for none; a stray call would put a
         # CUDA context on the shards' device.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        await asyncio.to_thread(backend.check, settings)
+        group = get_current_placement_group()
+        assert group is not None, "the deployment has no placement group"
+        await check_node(settings, backend, group)
         self._settings = settings
-        self._gang = ShardGang(settings, backend)
+        self._gang = ShardGang(settings, backend, group)
         channel, tokenizer = await asyncio.gather(
             self._gang.start(), asyncio.to_thread(backend.load_tokenizer, settings)
         )

@@ -189,6 +189,9 @@ class ShardSettings(_Section):
     """G: devices that share the experts; expert e = l*J + j lies on shard e mod G."""
     placement: Literal["STRICT_PACK", "PACK", "SPREAD"] = "STRICT_PACK"
     """STRICT_PACK keeps all shards of a replica on one node."""
+    wait_for_nodes: bool = False
+    """True where the cluster adds GPU nodes by itself. Otherwise an application that no node can
+    hold fails at once instead of waiting for one."""
     start_timeout_s: Annotated[float, Field(gt=0)] = 900.0
     """Placing, loading and meeting may take this long before the replica fails with a message."""
 

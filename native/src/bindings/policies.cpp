@@ -205,7 +205,7 @@ void bind_predictor(nb::module_& m) {
             [](const Predictor& predictor) {
                 return !is_python(predictor) && predictor.wants_speculative();
             },
-            "True: it reads GateObservation.speculative, which is computed for it alone.")
+            "True: it reads the speculative gate, which is computed for it alone.")
         .def("store", &Predictor::store, nb::rv_policy::reference_internal,
              nb::sig("def store(self) -> MapStore | None"),
              "The native MapStore that it learns into.");
