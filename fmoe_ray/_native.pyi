@@ -319,6 +319,9 @@ class Predictor:
     def is_synchronous(self) -> bool:
         """True: inference waits for the prediction."""
 
+    def wants_speculative(self) -> bool:
+        """True: it reads the speculative gate, which is computed for it alone."""
+
     def store(self) -> MapStore | None:
         """The native MapStore that it learns into."""
 
@@ -481,6 +484,9 @@ class Offloader:
 
     @property
     def arena(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None, None))]: ...
+
+    @property
+    def map_store(self) -> MapStore | None: ...
 
     @property
     def wants_gates(self) -> bool: ...

@@ -262,6 +262,14 @@ class Offloader:
         return self._native.arena
 
     @property
+    def map_store(self) -> _native.MapStore | None:
+        """The expert maps that the predictor learns into; None where it keeps none.
+
+        Only before the first iteration and after `close`: in between they are the matcher's.
+        """
+        return self._native.map_store
+
+    @property
     def wants_gates(self) -> bool:
         """False: nobody listens to `publish_gate`, so it need not be called."""
         return self._native.wants_gates

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -66,3 +67,48 @@ def stream(
         f"server: {report.server_us_per_token:.1f} us of processor time a token; "
         f"first token after {report.first_token_ms:.1f} ms (median)"
     )
+
+
+@app.command()
+def step(
+    model: Annotated[str, typer.Option(help="Checkpoint: tiny, a folder or a hub name.")] = "tiny",
+    batch: Annotated[list[int] | None, typer.Option(help="Rows a step; may be repeated.")] = None,
+    context: Annotated[int, typer.Option(min=1, help="Prompt tokens of each row.")] = 64,
+    steps: Annotated[int, typer.Option(min=1, help="Decode steps timed.")] = 20,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object instead of a table.")
+    ] = False,
+) -> None:
+    """Time of a decode step with every expert resident, beside transformers' own forward."""
+    from fmoe_ray.evaluate.step_bench import measure_steps
+
+    measured = [
+        measure_steps(model, batch_size=size, context=context, steps=steps, num_threads=threads)
+        for size in batch or [1, 4, 16]
+    ]
+    if as_json:
+        typer.echo(json.dumps({"steps": [asdict(times) for times in measured]}))
+        return
+    for times in measured:
+        compared = ", ".join(
+            f"{name} {times.transformers_ms[name]:.2f} ms (ratio {ratio:.2f})"
+            for name, ratio in times.ratio.items()
+        )
+        typer.echo(f"batch {times.batch_size:>3}: {times.step_ms:.2f} ms a step; {compared}")
+
+
+@app.command()
+def families(
+    write: Annotated[
+        str | None, typer.Option(help="Write the table into this file, such as docs/families.md.")
+    ] = None,
+) -> None:
+    """Which model families load and run: a tiny random model of each, beside transformers'."""
+    from fmoe_ray.evaluate.families import survey, table
+
+    text = table(survey())
+    if write is None:
+        typer.echo(text)
+    else:
+        Path(write).write_text(text, encoding="utf-8")

@@ -39,6 +39,10 @@ class OffloadedExperts:
         self._row_of_token_T = np.empty(0, np.int32)
         self._num_rows = 0
 
+    @property
+    def gate_rule(self) -> str:
+        return self._rule.name
+
     def close(self) -> None:
         """Lets go of the slots' memory."""
         self._tap.close()

@@ -12,6 +12,7 @@ import torch
 
 from fmoe_ray.cache import HostStore, IterationStats, Offloader
 from fmoe_ray.config import Settings
+from fmoe_ray.engine.learned_maps import LearnedMaps
 from fmoe_ray.engine.messages import (
     ExpertCounts,
     Row,
@@ -52,6 +53,11 @@ class StepRunner:
     """`engine.runner.Runner` on a thread of its own, so that the caller's event loop stays alive.
 
     Owns what it is given and closes it. Steps run in the order in which they are asked for.
+
+    A row's attention and its experts' sums do not depend on the other rows of a step. Its matrix
+    products may, in their last bits: a kernel's rounding can change with the number of rows. So
+    logits are bit-identical for equal plans, whatever budget and policy, and equal up to that
+    rounding for other batches.
     """
 
     def __init__(
@@ -62,6 +68,7 @@ class StepRunner:
         offloader: Offloader,
         store: HostStore,
         recorder: StepRecorder | None,
+        maps: LearnedMaps | None,
         info: RunnerInfo,
         pooling: Pooling,
         num_threads: int | None,
@@ -71,6 +78,7 @@ class StepRunner:
         self._offloader = offloader
         self._store = store
         self._recorder = recorder
+        self._maps = maps
         self._info = info
         self._pooling: Pooling = pooling
         self._samplers: dict[int, Sampler] = {}
@@ -111,6 +119,14 @@ class StepRunner:
         recorder = None
         if settings.offload.record_path is not None:
             recorder = StepRecorder(settings.offload.record_path, num_experts=loaded.num_experts)
+        maps = None
+        if settings.offload.store_path is not None:
+            maps = LearnedMaps(
+                settings.offload.store_path,
+                offloader,
+                policy=settings.offload.policy,
+                fingerprint=loaded.fingerprint,
+            )
         experts = OffloadedExperts(loaded, offloader, tap, recorder)
         bind_experts(loaded.experts.values(), experts)
         return cls(
@@ -119,6 +135,7 @@ class StepRunner:
             offloader=offloader,
             store=loaded.store,
             recorder=recorder,
+            maps=maps,
             info=RunnerInfo(
                 num_slots=settings.engine.max_batch_size,
                 max_context=max_context,
@@ -146,6 +163,11 @@ class StepRunner:
         """The transformers model; not to be changed while a step runs."""
         return self._model.model
 
+    @property
+    def gate_rule(self) -> str:
+        """How a gate's output becomes a distribution; a name of `models.router.RULES`."""
+        return self._experts.gate_rule
+
     async def step(self, plan: StepPlan) -> StepResult:
         """A failed computation is in the result and ends its requests; later steps can go on."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.run, plan)
@@ -168,6 +190,8 @@ class StepRunner:
         self._experts.close()
         self._offloader.close()
         self._store.close()
+        if self._maps is not None:
+            self._maps.close()
         if self._recorder is not None:
             self._recorder.close()
 

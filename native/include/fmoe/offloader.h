@@ -77,6 +77,10 @@ public:
         return predictor_ != nullptr && predictor_->wants_speculative();
     }
 
+    // What the predictor learns into, or null. Only before the first iteration and after close():
+    // in between it is the matcher's.
+    MapStore* map_store() { return predictor_ == nullptr ? nullptr : predictor_->store(); }
+
     // `context.iteration` is ignored: the offloader counts.
     void begin_iteration(const IterationContext& context);
     // chosen: [T, K] expert numbers within the layer, those outside 0..J-1 or of another shard are

@@ -13,6 +13,7 @@
 #include "bindings.h"
 #include "borrowed.h"
 #include "fmoe/cpu_device.h"
+#include "fmoe/map_store.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -213,6 +214,9 @@ void bind_offloader(nb::module_& m) {
              "timeout_s"_a, "shard"_a, "num_shards"_a, "own_policy"_a.none(),
              "own_predictor"_a.none(), nb::keep_alive<1, 16>(), nb::keep_alive<1, 17>())
         .def_prop_ro("arena", &arena)
+        .def_prop_ro(
+            "map_store", [](PyOffloader& self) { return self->map_store(); },
+            nb::rv_policy::reference_internal, nb::sig("def map_store(self) -> MapStore | None"))
         .def_prop_ro("wants_gates", [](PyOffloader& self) { return self->wants_gates(); })
         .def_prop_ro("wants_speculative",
                      [](PyOffloader& self) { return self->wants_speculative(); })
