@@ -140,7 +140,7 @@ def _config_folder(path: str) -> Path | None:
 
 
 def _hub_has_address() -> bool:
-    """False on a machine without a network, where the hub's client would retry for half a minute."""
+    """False without a network, where the hub's client would retry for half a minute."""
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         return False
     host = urlsplit(huggingface_hub.constants.ENDPOINT).hostname
