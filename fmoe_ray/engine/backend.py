@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from fmoe_ray.config import Settings
-from fmoe_ray.engine.runner import Runner
+from fmoe_ray.engine.runner import LocalRunner
 from fmoe_ray.engine.tokenizer import Tokenizer
 
 Progress = Callable[[int, int], None]
@@ -22,7 +22,7 @@ class Backend(Protocol):
         """Blocks; raises ModelError."""
         ...
 
-    def load_runner(self, settings: Settings, progress: Progress | None = None) -> Runner:
+    def load_runner(self, settings: Settings, progress: Progress | None = None) -> LocalRunner:
         """Blocks while the model loads; raises ModelError, ConfigError, CapacityError."""
         ...
 
@@ -40,7 +40,7 @@ class ModelBackend:
 
         return ModelTokenizer.load(settings.model.path)
 
-    def load_runner(self, settings: Settings, progress: Progress | None = None) -> Runner:
+    def load_runner(self, settings: Settings, progress: Progress | None = None) -> LocalRunner:
         from fmoe_ray.engine.step_runner import StepRunner
 
         return StepRunner.load(settings, progress)

@@ -119,14 +119,7 @@ class StepRunner:
         recorder = None
         if settings.offload.record_path is not None:
             recorder = StepRecorder(settings.offload.record_path, num_experts=loaded.num_experts)
-        maps = None
-        if settings.offload.store_path is not None:
-            maps = LearnedMaps(
-                settings.offload.store_path,
-                offloader,
-                policy=settings.offload.policy,
-                fingerprint=loaded.fingerprint,
-            )
+        maps = LearnedMaps.open(settings.offload, offloader, fingerprint=loaded.fingerprint)
         experts = OffloadedExperts(loaded, offloader, tap, recorder)
         bind_experts(loaded.experts.values(), experts)
         return cls(
@@ -157,6 +150,10 @@ class StepRunner:
     @property
     def info(self) -> RunnerInfo:
         return self._info
+
+    @property
+    def learned_maps(self) -> LearnedMaps | None:
+        return self._maps
 
     @property
     def model(self) -> Any:
@@ -306,4 +303,9 @@ def _stats(iteration: IterationStats, seconds: float) -> StepStats:
         hits=iteration.hits,
         late=iteration.late,
         misses=iteration.misses,
+        bytes_prefetch_used=iteration.bytes.prefetch_used,
+        bytes_prefetch_wasted=iteration.bytes.prefetch_wasted,
+        num_predictions=iteration.num_predictions,
+        prediction_score=iteration.prediction_score,
+        num_maps=iteration.num_maps,
     )
