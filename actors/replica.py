@@ -49,7 +49,7 @@ class Replica:
             channel,
             tokenizer,
             settings.engine,
-            observers=(self._metrics, RayObserver(settings.model.name)),
+            observers=(self._metrics, RayObserver(settings.model.name, channel.info)),
         )
         await self._engine.start()
         self._tasks = (

@@ -82,7 +82,7 @@ async def health(service: ServiceOf) -> JSONResponse:
 
 @router.get("/metrics")
 async def metrics(service: ServiceOf) -> PlainTextResponse:
-    text = service.metrics.render(service.engine.health())
+    text = service.metrics.render(service.engine.health(), service.engine.info)
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 
