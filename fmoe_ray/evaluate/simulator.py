@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from fmoe_ray import _native
 from fmoe_ray.errors import ConfigError
+from fmoe_ray.policy import Policy, Predictor
 from fmoe_ray.trace.format import RoutingTrace
 
 Sequences = Sequence[tuple[int, int]]
@@ -118,8 +119,8 @@ class TraceSimulator:
         prefetch_distance: int = 3,
         store_capacity: int = 1000,
         prediction_delay: float = 0.0,
-        policy_object: _native.Policy | None = None,
-        predictor_object: _native.Predictor | None = None,
+        policy_object: Policy | None = None,
+        predictor_object: Predictor | None = None,
     ) -> Simulation:
         """Shows `learned` to the policy's predictor, then plays `measured` on an empty cache.
 
