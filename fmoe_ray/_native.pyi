@@ -474,6 +474,9 @@ class IterationStats:
     def total(self) -> GateOutcome: ...
 
     @property
+    def routing_checksum(self) -> int: ...
+
+    @property
     def rows(self) -> list[list[int]]:
         """[R][3]: hits, late, misses"""
 

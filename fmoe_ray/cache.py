@@ -172,6 +172,8 @@ class IterationStats:
     misses: int
     rows: npt.NDArray[np.int64]
     """[R, 3] hits, late, misses; an expert counts once for each row that chose it."""
+    routing_checksum: int
+    """Of what the gates chose, experts of other shards included: equal on all shards of a step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -340,6 +342,7 @@ class Offloader:
             late=stats.total.late,
             misses=stats.total.misses,
             rows=np.array(stats.rows, dtype=np.int64),
+            routing_checksum=stats.routing_checksum,
         )
 
     def abort_iteration(self) -> None:

@@ -50,6 +50,8 @@ struct IterationStats {
     TransferCounters transfers;
     GateOutcome total;
     std::vector<GateOutcome> rows;  // an expert counts once for each row that chose it
+    // Of what the gates chose, experts of other shards included: equal on all shards of a step.
+    std::uint64_t routing_checksum = 0;
 };
 
 struct OffloaderCounters {

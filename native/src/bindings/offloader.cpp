@@ -191,6 +191,7 @@ void bind_counters(nb::module_& m) {
         .def_ro("stall_s", &IterationStats::stall_s)
         .def_ro("transfers", &IterationStats::transfers)
         .def_ro("total", &IterationStats::total)
+        .def_ro("routing_checksum", &IterationStats::routing_checksum)
         .def_prop_ro(
             "rows",
             [](const IterationStats& stats) {
