@@ -93,6 +93,8 @@ class Replica:
         os._exit(1)
 
     async def __del__(self) -> None:
+        if not hasattr(self, "_tasks"):
+            return  # __init__ has failed: there is nothing to finish
         for task in self._tasks:
             task.cancel()
         await self._engine.drain(self._settings.server.drain_timeout_s)
