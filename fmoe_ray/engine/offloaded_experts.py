@@ -15,6 +15,7 @@ from fmoe_ray.engine.step_recorder import StepRecorder
 from fmoe_ray.models.experts import Dispatch
 from fmoe_ray.models.loader import LoadedModel
 from fmoe_ray.models.router import RouterTap, mean_by_row
+from fmoe_ray.policy import PolicyParts
 
 
 class OffloadedExperts:
@@ -65,11 +66,7 @@ class OffloadedExperts:
         """Batches of experts are computed in order of arrival; the sum does not depend on it."""
         chosen_TK = index_TK.to(torch.int32).numpy()
         self._offloader.request(layer, chosen_TK, self._row_of_token_T)
-        dispatch = Dispatch(hidden_TH, index_TK, self._num_experts)
-        while delivered := self._offloader.wait():
-            for expert, slot in delivered:
-                dispatch.compute(module, expert, self._slots[slot])
-            self._offloader.release([expert for expert, _ in delivered])
+        # Published before the wait, so that prefetches it leads to move while the layer computes.
         if self._publishes or self._recorder is not None:
             chosen_TJ = self._chosen(index_TK)
             probs_TJ, speculative_TJ = self._gates(layer, chosen_TJ)
@@ -77,6 +74,11 @@ class OffloadedExperts:
                 self._publish(layer, chosen_TJ, probs_TJ, speculative_TJ)
             if self._recorder is not None:
                 self._recorder.add_layer(index_TK, weights_TK, probs_TJ, speculative_TJ)
+        dispatch = Dispatch(hidden_TH, index_TK, self._num_experts)
+        while delivered := self._offloader.wait():
+            for expert, slot in delivered:
+                dispatch.compute(module, expert, self._slots[slot])
+            self._offloader.release([expert for expert, _ in delivered])
         return dispatch.combine(weights_TK)
 
     def _chosen(self, index_TK: torch.Tensor) -> torch.Tensor:
@@ -119,8 +121,11 @@ class OffloadedExperts:
         )
 
 
-def open_offloader(loaded: LoadedModel, settings: OffloadSettings) -> Offloader:
-    """Slots for the budget, served from the model's host store by the policy of the settings.
+def open_offloader(
+    loaded: LoadedModel, settings: OffloadSettings, policy_parts: PolicyParts | None = None
+) -> Offloader:
+    """Slots for the budget, served from the model's host store by the policy of the settings, or by
+    the given one.
 
     Raises ConfigError for a budget below top_k experts or an unknown policy, CapacityError.
     """
@@ -142,4 +147,6 @@ def open_offloader(loaded: LoadedModel, settings: OffloadSettings) -> Offloader:
         prefetch_depth=settings.prefetch_depth,
         link_gbps=settings.link_gbps,
         timeout_s=settings.transfer_timeout_s,
+        policy_object=None if policy_parts is None else policy_parts.policy,
+        predictor_object=None if policy_parts is None else policy_parts.predictor,
     )

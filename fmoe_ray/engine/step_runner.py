@@ -34,6 +34,7 @@ from fmoe_ray.models.experts import bind_experts
 from fmoe_ray.models.loader import LoadedModel, load_model
 from fmoe_ray.models.router import RouterTap
 from fmoe_ray.models.weights import Progress
+from fmoe_ray.policy import PolicyParts
 from fmoe_ray.trace.format import DECODE, PREFILL
 
 logger = logging.getLogger(__name__)
@@ -91,8 +92,16 @@ class StepRunner:
         )
 
     @classmethod
-    def load(cls, settings: Settings, progress: Progress | None = None) -> "StepRunner":
+    def load(
+        cls,
+        settings: Settings,
+        progress: Progress | None = None,
+        policy_parts: PolicyParts | None = None,
+    ) -> "StepRunner":
         """Loads the model and its host store; `progress` gets experts done and experts in all.
+
+        `policy_parts` decide instead of a new policy by the settings' name: with a predictor that
+        has learned already, or written in Python.
 
         Raises ModelError, ConfigError for a budget below top_k experts or an unknown policy,
         CapacityError.
@@ -114,7 +123,7 @@ class StepRunner:
             device=device,
         )
         model.warm_up()
-        offloader = open_offloader(loaded, settings.offload)
+        offloader = open_offloader(loaded, settings.offload, policy_parts)
         tap = RouterTap(loaded.model)
         recorder = None
         if settings.offload.record_path is not None:
