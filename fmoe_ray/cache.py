@@ -203,7 +203,7 @@ class Offloader:
     """The expert slots of one device, filled by a policy.
 
     One thread makes all calls, per iteration in this order: `begin_iteration`; per layer `request`,
-    `wait` and `release` until `wait` returns [], `publish_gate`; `end_iteration`. After a failed
+    `publish_gate`, `wait` and `release` until `wait` returns []; `end_iteration`. After a failed
     step `abort_iteration`. A failure of its own threads reaches the next call as EngineError.
     """
 

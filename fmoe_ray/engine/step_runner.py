@@ -38,6 +38,7 @@ from fmoe_ray.models.experts import bind_experts
 from fmoe_ray.models.loader import LoadedModel, load_model
 from fmoe_ray.models.router import RouterTap
 from fmoe_ray.models.weights import Progress
+from fmoe_ray.policy import PolicyParts
 from fmoe_ray.trace.format import DECODE, PREFILL
 
 logger = logging.getLogger(__name__)
@@ -102,10 +103,17 @@ class StepRunner:
 
     @classmethod
     def load(
-        cls, settings: Settings, progress: Progress | None = None, seat: Seat = ONLY_SEAT
+        cls,
+        settings: Settings,
+        progress: Progress | None = None,
+        seat: Seat = ONLY_SEAT,
+        policy_parts: PolicyParts | None = None,
     ) -> "StepRunner":
         """Meets the other shards, then loads the model and its host store; `progress` gets experts
         done and experts in all.
+
+        `policy_parts` decide instead of a new policy by the settings' name: with a predictor that
+        has learned already, or written in Python.
 
         Raises ModelError, ConfigError for a budget below top_k experts or an unknown policy,
         CapacityError, EngineError if the shards do not meet.
@@ -144,7 +152,7 @@ class StepRunner:
             device=device,
         )
         model.warm_up()
-        offloader = open_offloader(loaded, settings.offload, group)
+        offloader = open_offloader(loaded, settings.offload, group, policy_parts)
         tap = RouterTap(loaded.model)
         recorder = None
         if settings.offload.record_path is not None and group.rank == 0:

@@ -7,7 +7,8 @@
 // EngineError.
 //
 // Order of calls in an iteration:
-//   begin_iteration, then per layer: request, (wait, release)*, publish_gate; then end_iteration.
+//   begin_iteration, then per layer: request, publish_gate, (wait, release)*; then end_iteration.
+// A gate published after its layer was computed is as good, but what it leads to starts later.
 #pragma once
 
 #include <condition_variable>
