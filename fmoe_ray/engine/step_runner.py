@@ -136,12 +136,18 @@ class StepRunner:
                 timeout_s=settings.shards.start_timeout_s,
             )
             undo.callback(loaded.store.close)
-            runner = cls.of(loaded, settings, group)
+            runner = cls.of(loaded, settings, group, policy_parts)
             undo.pop_all()
         return runner
 
     @classmethod
-    def of(cls, loaded: LoadedModel, settings: Settings, group: ShardGroup = ALONE) -> "StepRunner":
+    def of(
+        cls,
+        loaded: LoadedModel,
+        settings: Settings,
+        group: ShardGroup = ALONE,
+        policy_parts: PolicyParts | None = None,
+    ) -> "StepRunner":
         """A runner of a loaded model, which it owns from now on, as `group`. Raises as `load`."""
         device = loaded.device
         max_context = _max_context(settings, loaded)
@@ -157,15 +163,12 @@ class StepRunner:
         recorder = None
         if settings.offload.record_path is not None and group.rank == 0:
             recorder = StepRecorder(settings.offload.record_path, num_experts=loaded.num_experts)
-        maps = None
-        if settings.offload.store_path is not None:
-            maps = LearnedMaps(
-                settings.offload.store_path,
-                offloader,
-                policy=settings.offload.policy,
-                fingerprint=loaded.fingerprint,
-                is_saved=group.rank == 0,
-            )
+        maps = LearnedMaps.open(
+            settings.offload,
+            offloader,
+            fingerprint=loaded.fingerprint,
+            is_saved=group.rank == 0,
+        )
         experts = OffloadedExperts(loaded, offloader, tap, recorder, group)
         bind_experts(loaded.experts.values(), experts)
         return cls(
@@ -197,6 +200,10 @@ class StepRunner:
     @property
     def info(self) -> RunnerInfo:
         return self._info
+
+    @property
+    def learned_maps(self) -> LearnedMaps | None:
+        return self._maps
 
     @property
     def model(self) -> Any:
@@ -379,4 +386,9 @@ def _stats(iteration: IterationStats, seconds: float) -> StepStats:
         hits=iteration.hits,
         late=iteration.late,
         misses=iteration.misses,
+        bytes_prefetch_used=iteration.bytes.prefetch_used,
+        bytes_prefetch_wasted=iteration.bytes.prefetch_wasted,
+        num_predictions=iteration.num_predictions,
+        prediction_score=iteration.prediction_score,
+        num_maps=iteration.num_maps,
     )
