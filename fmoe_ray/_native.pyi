@@ -493,6 +493,9 @@ class IterationStats:
     def total(self) -> GateOutcome: ...
 
     @property
+    def routing_checksum(self) -> int: ...
+
+    @property
     def rows(self) -> list[list[int]]:
         """[R][3]: hits, late, misses"""
 
@@ -667,6 +670,12 @@ class SimulationResult:
 
     @property
     def stall(self) -> float: ...
+
+    @property
+    def decode_tokens(self) -> int: ...
+
+    @property
+    def decode_time(self) -> float: ...
 
     @property
     def hits(self) -> int: ...

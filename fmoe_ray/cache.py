@@ -180,6 +180,8 @@ class IterationStats:
     """Expert maps that the predictor keeps."""
     rows: npt.NDArray[np.int64]
     """[R, 3] hits, late, misses; an expert counts once for each row that chose it."""
+    routing_checksum: int
+    """Of what the gates chose, experts of other shards included: equal on all shards of a step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,7 +213,7 @@ class Offloader:
     """The expert slots of one device, filled by a policy.
 
     One thread makes all calls, per iteration in this order: `begin_iteration`; per layer `request`,
-    `wait` and `release` until `wait` returns [], `publish_gate`; `end_iteration`. After a failed
+    `publish_gate`, `wait` and `release` until `wait` returns []; `end_iteration`. After a failed
     step `abort_iteration`. A failure of its own threads reaches the next call as EngineError.
     """
 
@@ -368,6 +370,7 @@ class Offloader:
             prediction_score=stats.score.sum,
             num_maps=stats.num_maps,
             rows=np.array(stats.rows, dtype=np.int64),
+            routing_checksum=stats.routing_checksum,
         )
 
     def abort_iteration(self) -> None:

@@ -196,6 +196,8 @@ class ShardSettings(_Section):
     wait_for_nodes: bool = False
     """True where the cluster adds GPU nodes by itself. Otherwise an application that no node can
     hold fails at once instead of waiting for one."""
+    meeting_timeout_s: Annotated[float, Field(gt=0)] = 120.0
+    """How long started shards wait for each other before they load."""
     start_timeout_s: Annotated[float, Field(gt=0)] = 900.0
     """Placing, loading and meeting may take this long before the replica fails with a message."""
 

@@ -14,20 +14,30 @@ from fmoe_ray.maps.store_file import StoreHeader
 class LearnedMaps:
     """With a path, reads the file when made, before the first step, and writes it when closed."""
 
-    def __init__(self, offloader: Offloader, maps: MapStore, path: Path | None) -> None:
-        """Raises FingerprintError or StoreError for a file of another model or shape, or one that
+    def __init__(
+        self, offloader: Offloader, maps: MapStore, path: Path | None, *, is_saved: bool = True
+    ) -> None:
+        """All shards of a replica read the file; one of them saves it.
+
+        Raises FingerprintError or StoreError for a file of another model or shape, or one that
         is damaged.
         """
         self._offloader = offloader
         self._maps = maps
         self._path = path
+        self._is_saved = is_saved
         if path is not None and path.exists():
             maps.merge(MapStore.load(path, like=maps))
         self.header: StoreHeader = maps.header
 
     @classmethod
     def open(
-        cls, settings: OffloadSettings, offloader: Offloader, *, fingerprint: str
+        cls,
+        settings: OffloadSettings,
+        offloader: Offloader,
+        *,
+        fingerprint: str,
+        is_saved: bool = True,
     ) -> "LearnedMaps | None":
         """None for a policy that keeps no maps. Raises ConfigError if it is given a file all the
         same, and what the file's reading raises.
@@ -37,7 +47,8 @@ class LearnedMaps:
             refuse_store_path(settings)
             return None
         path = None if settings.store_path is None else Path(settings.store_path)
-        return cls(offloader, MapStore.of(native, fingerprint=fingerprint), path)
+        maps = MapStore.of(native, fingerprint=fingerprint)
+        return cls(offloader, maps, path, is_saved=is_saved)
 
     @contextmanager
     def borrow(self, timeout_s: float) -> Iterator[MapStore]:
@@ -47,7 +58,7 @@ class LearnedMaps:
 
     def close(self) -> None:
         """After the offloader was closed. Raises StoreError if the file cannot be written."""
-        if self._path is not None:
+        if self._path is not None and self._is_saved:
             self._maps.save(self._path)
 
 

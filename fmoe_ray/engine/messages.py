@@ -55,7 +55,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
 class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     request_id: int
     token: int | None
-    """None where the row did not sample."""
+    """None where the row did not sample, and on all shards but the first."""
     experts: ExpertCounts
     logprob: float | None = None
     top_logprobs: list[TokenLogprob] = []
@@ -91,3 +91,5 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     stats: StepStats
     error: str | None = None
     """The whole step failed: every request in it ends with this message."""
+    routing_checksum: int = 0
+    """Of what the gates chose; shards of a replica that differ in it have computed nonsense."""

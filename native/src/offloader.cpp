@@ -15,6 +15,11 @@ using Clock = Device::Clock;
 
 constexpr auto kLinkWake = std::chrono::seconds(1);
 
+// FNV-1a with words for bytes.
+std::uint64_t mix(std::uint64_t checksum, int value) {
+    return (checksum ^ static_cast<std::uint64_t>(value)) * 1099511628211U;
+}
+
 double now_s() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
 
 Clock::time_point after(double seconds) {
@@ -149,6 +154,7 @@ void Offloader::collect_needed(int layer, std::span<const std::int32_t> chosen,
             const std::int32_t expert = chosen[token * num_chosen + k];
             if (expert < 0 || expert >= geometry.num_experts) continue;
             const int index = geometry.index(layer, expert);
+            stats_.routing_checksum = mix(stats_.routing_checksum, index);
             if (index % options_.num_shards != options_.shard) continue;
             is_needed_[expert] = 1;
             std::uint32_t& seen = seen_[static_cast<std::size_t>(row) * is_needed_.size() +

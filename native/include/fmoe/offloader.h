@@ -7,7 +7,8 @@
 // EngineError.
 //
 // Order of calls in an iteration:
-//   begin_iteration, then per layer: request, (wait, release)*, publish_gate; then end_iteration.
+//   begin_iteration, then per layer: request, publish_gate, (wait, release)*; then end_iteration.
+// A gate published after its layer was computed is as good, but what it leads to starts later.
 #pragma once
 
 #include <atomic>
@@ -59,6 +60,8 @@ struct IterationStats {
     int num_maps = 0;       // that the predictor keeps
     GateOutcome total;
     std::vector<GateOutcome> rows;  // an expert counts once for each row that chose it
+    // Of what the gates chose, experts of other shards included: equal on all shards of a step.
+    std::uint64_t routing_checksum = 0;
 };
 
 struct OffloaderCounters {

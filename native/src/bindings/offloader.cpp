@@ -197,6 +197,7 @@ void bind_counters(nb::module_& m) {
         .def_ro("score", &IterationStats::score)
         .def_ro("num_maps", &IterationStats::num_maps)
         .def_ro("total", &IterationStats::total)
+        .def_ro("routing_checksum", &IterationStats::routing_checksum)
         .def_prop_ro(
             "rows",
             [](const IterationStats& stats) {
