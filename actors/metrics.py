@@ -25,6 +25,7 @@ class RayObserver:
 
     def __init__(self, model_name: str, info: RunnerInfo) -> None:
         self._tags = {"model": model_name}
+        self._info = info
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
         self._histograms = {
@@ -33,14 +34,16 @@ class RayObserver:
         }
         self._pending: dict[Sample, float] = {}
         self._handed_over_s = 0.0
-        self._set({"fmoe_expert_slots": info.expert_slots, "fmoe_kv_slots": info.num_slots})
 
     def step_done(self, plan: StepPlan, result: StepResult, num_waiting: int) -> None:
         self._add(count_step(result.stats))
         if time.monotonic() - self._handed_over_s < _EVERY_S:
             return
+        # Ray forgets a gauge with every export.
         self._set(
             {
+                "fmoe_expert_slots": self._info.expert_slots,
+                "fmoe_kv_slots": self._info.num_slots,
                 "fmoe_batch_size": len(plan.rows),
                 "fmoe_requests_waiting": num_waiting,
                 "fmoe_store_maps": result.stats.num_maps,
