@@ -68,6 +68,13 @@ class NamedStore:
     def names(self) -> set[int]:
         return set(self._entries)
 
+    def unknown_to(self, names: set[int]) -> list[int]:
+        """The names that are not among these, in the order of entries: first those stored first,
+        so that runs of iterations stay together.
+        """
+        own = self._names[: len(self.store)].tolist()
+        return [name for name in own if name not in names and name in self._entries]
+
     def refresh(self) -> None:
         """Names what was stored since."""
         now = np.asarray(self.store.native.generations())
