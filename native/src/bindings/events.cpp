@@ -192,6 +192,14 @@ void bind_prediction(nb::module_& m) {
                                           static_cast<std::size_t>(made.num_layers),
                                           blocks == 0 ? 0 : made.p.size() / blocks});
                      })
+        .def_prop_ro("later",
+                     [](const Prediction& made) {
+                         const std::size_t blocks = made.score.size();
+                         return to_numpy(std::vector<float>(made.later),
+                                         {static_cast<std::size_t>(made.num_rows),
+                                          static_cast<std::size_t>(made.num_layers),
+                                          blocks == 0 ? 0 : made.later.size() / blocks});
+                     })
         .def_prop_ro("score", [](const Prediction& made) {
             return to_numpy(std::vector<float>(made.score),
                             {static_cast<std::size_t>(made.num_rows),

@@ -44,6 +44,7 @@ public:
     std::unique_ptr<Predictor> clone() const override {
         return std::make_unique<OnlinePredictor>(*this);
     }
+    bool can_clone() const override { return true; }
 
 private:
     // What is kept of a request in flight.
