@@ -148,7 +148,7 @@ class TraceSimulator:
         observation to the prediction made of it. prefetch_depth: prefetches handed to the link at
         once. `policy_object` replaces the named policy and
         `predictor_object` is then what it listens to; either serves one run.
-        Runs that differ only in slots, load_ratio, batch, eviction or delay share what a predictor
+        Runs that differ in neither policy, distance, capacity nor `learned` share what a predictor
         that can be copied learnt of `learned`; learn_s is then that of the first.
         Raises ConfigError for an unknown policy or a value that does not fit.
         """
@@ -156,9 +156,8 @@ class TraceSimulator:
             raise ConfigError("no sequence to measure; give a trace with more or a smaller split")
         if predictor_object is not None and policy_object is None:
             raise ConfigError("predictor_object needs the policy_object that listens to it")
-<<<<<<< HEAD
 
-        def prepare(predictor: _native.Predictor | None) -> _native.Simulator:
+        def prepare(predictor: Predictor | None) -> _native.Simulator:
             try:
                 return _native.Simulator(
                     self._view,
@@ -170,6 +169,7 @@ class TraceSimulator:
                     prefetch_distance=prefetch_distance,
                     store_capacity=store_capacity,
                     prediction_delay=prediction_delay,
+                    prefetch_depth=prefetch_depth,
                     own_policy=policy_object,
                     own_predictor=predictor,
                 )
@@ -186,42 +186,16 @@ class TraceSimulator:
         else:
             learn_s = _warm_up(simulator, learned)
         begin = time.perf_counter()
-        simulator.run(list(measured))
-        simulator.check_integrity()
-        return _simulation(simulator.result(), learn_s, time.perf_counter() - begin)
-=======
-        try:
-            simulator = _native.Simulator(
-                self._view,
-                policy,
-                slots,
-                load_ratio,
-                batch=batch,
-                eviction=eviction,
-                prefetch_distance=prefetch_distance,
-                store_capacity=store_capacity,
-                prediction_delay=prediction_delay,
-                prefetch_depth=prefetch_depth,
-                own_policy=policy_object,
-                own_predictor=predictor_object,
-            )
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-        begin = time.perf_counter()
-        for sequence in learned:  # one by one, so that an interrupt is heard in between
-            simulator.warm_up([sequence])
-        learned_at = time.perf_counter()
         ends = [0.0]
         for together in [[sequence] for sequence in measured] if batch == 1 else [list(measured)]:
             simulator.run(together)
             ends.append(simulator.result().time)
         simulator.check_integrity()
-        run_at = time.perf_counter()
         return _simulation(
             simulator.result(),
             request_times=tuple(b - a for a, b in pairwise(ends)) if batch == 1 else (),
-            learn_s=learned_at - begin,
-            run_s=run_at - learned_at,
+            learn_s=learn_s,
+            run_s=time.perf_counter() - begin,
         )
 
     def teach(self, predictor: Predictor, sequences: Sequences) -> None:
@@ -229,7 +203,6 @@ class TraceSimulator:
         num_slots = self._trace.num_layers * self._trace.num_experts
         simulator = _native.Simulator(self._view, "lru", num_slots, 0.0, own_predictor=predictor)
         simulator.warm_up(list(sequences))
->>>>>>> main
 
     def bounds(
         self, measured: Sequences, *, slots: int, load_ratio: float, batch: int = 1
@@ -250,17 +223,16 @@ class TraceSimulator:
         )
 
 
-<<<<<<< HEAD
 class _Lesson:
     """What a predictor learns of some sequences, learnt once and handed out in copies."""
 
     def __init__(self, sequences: Sequences) -> None:
         self._sequences = sequences
         self._lock = threading.Lock()
-        self._taught: _native.Predictor | None = None
+        self._taught: Predictor | None = None
         self.learn_s = 0.0
 
-    def take(self, simulator: _native.Simulator) -> _native.Predictor | None:
+    def take(self, simulator: _native.Simulator) -> Predictor | None:
         """A taught predictor; or None, and the simulator's own was taught. Blocks while another
         thread teaches.
         """
@@ -283,8 +255,6 @@ def _warm_up(simulator: _native.Simulator, sequences: Sequences) -> float:
     return time.perf_counter() - begin
 
 
-def _simulation(result: _native.SimulationResult, learn_s: float, run_s: float) -> Simulation:
-=======
 def _simulation(
     result: _native.SimulationResult,
     *,
@@ -292,7 +262,6 @@ def _simulation(
     learn_s: float,
     run_s: float,
 ) -> Simulation:
->>>>>>> main
     return Simulation(
         num_steps=result.num_steps,
         num_tokens=result.num_tokens,

@@ -1,3 +1,5 @@
+#include "fmoe/predictors/online_model.h"
+
 #include <cmath>
 #include <random>
 #include <vector>
@@ -5,7 +7,6 @@
 #include "../src/model_kernels.h"
 #include "check.h"
 #include "fmoe/predictors/model_plan.h"
-#include "fmoe/predictors/online_model.h"
 
 using namespace fmoe;
 

@@ -45,10 +45,10 @@ Iteration iteration_of(const Geometry& geometry, std::vector<std::uint64_t> requ
 
 Predictions start(OnlinePredictor& predictor, const Iteration& iteration, std::uint64_t number) {
     Predictions out;
-    predictor.iteration_started({number, static_cast<int>(iteration.requests.size()),
-                                 iteration.requests.data(), iteration.phases.data(),
-                                 iteration.tokens.data(), nullptr, 0},
-                                out);
+    predictor.iteration_started(
+        {number, static_cast<int>(iteration.requests.size()), iteration.requests.data(),
+         iteration.phases.data(), iteration.tokens.data(), nullptr, 0},
+        out);
     return out;
 }
 
@@ -119,8 +119,8 @@ double start_recall(OnlinePredictor& predictor, int num_iterations) {
 
 void probabilities_lie_between_0_and_1_whatever_comes() {
     std::mt19937 random(5);
-    for (const Geometry geometry : {Geometry{1, 2, 1}, Geometry{2, 5, 5}, Geometry{3, 9, 2},
-                                    Geometry{13, 16, 3}}) {
+    for (const Geometry geometry :
+         {Geometry{1, 2, 1}, Geometry{2, 5, 5}, Geometry{3, 9, 2}, Geometry{13, 16, 3}}) {
         OnlinePredictor predictor({geometry, 0, 3}, 20);
         for (std::uint64_t i = 0; i < 40; ++i) {
             Iteration iteration = iteration_of(geometry, {i / 9, 100 + i / 4}, {-1, 3});
@@ -304,7 +304,8 @@ void the_log_keeps_the_newest_and_finds_them_by_token() {
         }
     }
     CHECK(log.last_use(-1) == RoutingLog::kNowhere);
-    CHECK(RoutingLog::capacity_within({48, 128, 8}, std::size_t{32} << 20, 65536) * 768 <= 32 << 20);
+    CHECK(RoutingLog::capacity_within({48, 128, 8}, std::size_t{32} << 20, 65536) * 768 <=
+          32 << 20);
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ void what_speaks_of_another_use_than_the_next_is_ignored() {
     const std::vector<int> none;
     estimate.layer_used(1, none, true);
     const float before = estimate.p(kGeometry.index(1, 0));
-    estimate.predicted(uniform(-1, 1, {1.0F}));        // its use in this iteration is over
+    estimate.predicted(uniform(-1, 1, {1.0F}));       // its use in this iteration is over
     estimate.predicted(uniform(1, 2, {1.0F}, true));  // its use in this iteration comes first
     CHECK(estimate.p(kGeometry.index(1, 0)) == before);
     CHECK(estimate.p(kGeometry.index(2, 0)) < 1);
