@@ -54,6 +54,8 @@ async def check_node(settings: Settings, backend: Backend, group: PlacementGroup
         raise error.cause if isinstance(error.cause, FmoeError) else error from None
 
 
-@ray.remote(max_retries=0, max_calls=1)
-def _check(settings: Any, backend: Any) -> None:
+def _check_here(settings: Settings, backend: Backend) -> None:
     backend.check(settings)
+
+
+_check: Any = ray.remote(max_retries=0, max_calls=1)(_check_here)

@@ -72,6 +72,9 @@ class MapStore:
 
     def successors(self) -> NDArray[numpy.int32]: ...
 
+    def generations(self) -> NDArray[numpy.uint32]:
+        """[N] moves on with every replacement of an entry."""
+
     def token_ids(self) -> NDArray[numpy.int32]: ...
 
     def read_probs(self, first: int, count: int) -> NDArray[numpy.uint16]:
@@ -447,6 +450,13 @@ class PlannerCounters:
     @property
     def evictions(self) -> int: ...
 
+class PredictionScore:
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def sum(self) -> float: ...
+
 class OffloaderCounters:
     @property
     def planner(self) -> PlannerCounters: ...
@@ -463,6 +473,9 @@ class OffloaderCounters:
     @property
     def iterations_dropped(self) -> int: ...
 
+    @property
+    def score(self) -> PredictionScore: ...
+
 class IterationStats:
     @property
     def stall_s(self) -> float: ...
@@ -471,7 +484,16 @@ class IterationStats:
     def transfers(self) -> TransferCounters: ...
 
     @property
+    def score(self) -> PredictionScore: ...
+
+    @property
+    def num_maps(self) -> int: ...
+
+    @property
     def total(self) -> GateOutcome: ...
+
+    @property
+    def routing_checksum(self) -> int: ...
 
     @property
     def rows(self) -> list[list[int]]:
@@ -487,6 +509,10 @@ class Offloader:
 
     @property
     def map_store(self) -> MapStore | None: ...
+
+    def borrow_maps(self, timeout_s: float) -> MapStore: ...
+
+    def return_maps(self) -> None: ...
 
     @property
     def wants_gates(self) -> bool: ...

@@ -50,6 +50,31 @@ def matcher(
 
 
 @app.command()
+def stream(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object instead of a table.")
+    ] = False,
+    streams: Annotated[int, typer.Option(min=1, help="Answers streamed at once.")] = 16,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 2000,
+) -> None:
+    """Tokens a second through scheduler and HTTP, from a stub instead of a model."""
+    from fmoe_ray.evaluate.stream_bench import bench_stream
+
+    report = bench_stream(num_streams=streams, tokens_per_stream=tokens)
+    if as_json:
+        typer.echo(json.dumps({**asdict(report), "tokens_per_s": report.tokens_per_s}))
+        return
+    typer.echo(
+        f"{report.num_streams} streams, {report.num_tokens} tokens in {report.num_chunks} events, "
+        f"{report.seconds:.2f} s: {report.tokens_per_s:.0f} tokens/s"
+    )
+    typer.echo(
+        f"server: {report.server_us_per_token:.1f} us of processor time a token; "
+        f"first token after {report.first_token_ms:.1f} ms (median)"
+    )
+
+
+@app.command()
 def policies(
     config: Annotated[Path, typer.Option(help="A Serve file; its first application's args.")],
     policy: Annotated[

@@ -11,7 +11,14 @@ import torch
 
 from fmoe_ray.cache import Geometry, Offloader
 from fmoe_ray.config import OffloadSettings
+from fmoe_ray.engine.shard_group import (
+    ALONE,
+    ShardGroup,
+    own_experts,
+    own_experts_of_layer,
+)
 from fmoe_ray.engine.step_recorder import StepRecorder
+from fmoe_ray.errors import ConfigError
 from fmoe_ray.models.experts import Dispatch
 from fmoe_ray.models.loader import LoadedModel
 from fmoe_ray.models.router import RouterTap, mean_by_row
@@ -27,10 +34,12 @@ class OffloadedExperts:
         offloader: Offloader,
         tap: RouterTap,
         recorder: StepRecorder | None = None,
+        group: ShardGroup = ALONE,
     ) -> None:
         self._offloader = offloader
         self._tap = tap
         self._recorder = recorder
+        self._group = group
         self._rule = loaded.gates.rule
         self._routers = loaded.gates.routers
         self._num_experts = loaded.num_experts
@@ -74,11 +83,13 @@ class OffloadedExperts:
                 self._publish(layer, chosen_TJ, probs_TJ, speculative_TJ)
             if self._recorder is not None:
                 self._recorder.add_layer(index_TK, weights_TK, probs_TJ, speculative_TJ)
-        dispatch = Dispatch(hidden_TH, index_TK, self._num_experts)
+        mine = own_experts_of_layer(self._group, layer, self._num_experts)
+        dispatch = Dispatch(hidden_TH, index_TK, self._num_experts, mine)
         while delivered := self._offloader.wait():
             for expert, slot in delivered:
                 dispatch.compute(module, expert, self._slots[slot])
             self._offloader.release([expert for expert, _ in delivered])
+        self._group.add_up(dispatch.outputs)
         return dispatch.combine(weights_TK)
 
     def _chosen(self, index_TK: torch.Tensor) -> torch.Tensor:
@@ -122,17 +133,28 @@ class OffloadedExperts:
 
 
 def open_offloader(
-    loaded: LoadedModel, settings: OffloadSettings, policy_parts: PolicyParts | None = None
+    loaded: LoadedModel,
+    settings: OffloadSettings,
+    group: ShardGroup = ALONE,
+    policy_parts: PolicyParts | None = None,
 ) -> Offloader:
     """Slots for the budget, served from the model's host store by the policy of the settings, or by
     the given one.
 
-    Raises ConfigError for a budget below top_k experts or an unknown policy, CapacityError.
+    Budget and slots are those of this shard, for its own experts. Raises ConfigError for more
+    shards than experts, a budget below top_k experts or an unknown policy, CapacityError.
     """
+    num_all = loaded.num_layers * loaded.num_experts
+    num_own = len(own_experts(group, num_all))
+    if num_own == 0:
+        raise ConfigError(
+            f"shards.num_shards {group.size}: the model has {num_all} experts, and each shard "
+            "needs one at least"
+        )
     num_slots = settings.budget.slots(
-        num_experts=loaded.num_layers * loaded.num_experts,
+        num_experts=num_own,
         expert_bytes=loaded.layout.blob_bytes,
-        min_slots=loaded.top_k,
+        min_slots=min(loaded.top_k, num_own),
     )
     return Offloader(
         loaded.store,
@@ -147,6 +169,8 @@ def open_offloader(
         prefetch_depth=settings.prefetch_depth,
         link_gbps=settings.link_gbps,
         timeout_s=settings.transfer_timeout_s,
+        shard=group.rank,
+        num_shards=group.size,
         policy_object=None if policy_parts is None else policy_parts.policy,
         predictor_object=None if policy_parts is None else policy_parts.predictor,
     )

@@ -3,19 +3,29 @@ measurements.
 """
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from fmoe_ray.engine.messages import Row, RowResult, Sampling, StepPlan, StepResult
-from fmoe_ray.engine.step_runner import StepRunner
+from fmoe_ray.engine.runner import RunnerInfo
 from fmoe_ray.errors import EngineError
 
 GREEDY = Sampling(temperature=0.0)
+
+
+class Driven(Protocol):
+    """A step runner in this process, or the shards of one in several."""
+
+    @property
+    def info(self) -> RunnerInfo: ...
+
+    def run(self, plan: StepPlan) -> StepResult: ...
 
 
 @dataclass
 class Drive:
     """Runs whole requests on a runner: admits them as slots get free, cuts prompts into chunks."""
 
-    runner: StepRunner
+    runner: Driven
     chunk: int = 32
     eos: frozenset[int] = frozenset()
     """Tokens that end an answer."""
