@@ -168,11 +168,12 @@ class IterationStats:
     stall_s: float
     """Seconds that `wait()` blocked."""
     bytes: TransferBytes
+    """Since the iteration before ended."""
     hits: int
     late: int
     misses: int
     num_predictions: int
-    """Predictions posted meanwhile, one a row and layer; 0 where the policy predicts nothing."""
+    """Predictions posted since then, one a row and layer; 0 where the policy predicts nothing."""
     prediction_score: float
     """Sum of their similarities; 1 each where the policy compares nothing."""
     num_maps: int

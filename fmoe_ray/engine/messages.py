@@ -64,7 +64,7 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one step, all rows together."""
+    """Of one step, all rows together; what moves between two steps counts for the second."""
 
     seconds: float
     stall_seconds: float

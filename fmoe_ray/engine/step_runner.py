@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fmoe_ray.cache import HostStore, IterationStats, Offloader
+from fmoe_ray.cache import CacheCounters, HostStore, IterationStats, Offloader
 from fmoe_ray.config import Settings
 from fmoe_ray.engine.learned_maps import LearnedMaps
 from fmoe_ray.engine.messages import (
@@ -231,6 +231,10 @@ class StepRunner:
         """`close` without an event loop."""
         self._thread.submit(self._release).result()
         self._thread.shutdown()
+
+    def counters(self) -> CacheCounters:
+        """Of the expert cache, since it was made."""
+        return self._offloader.counters()
 
     def check_integrity(self) -> None:
         """Raises RuntimeError where the books of the expert cache disagree. Between steps only."""

@@ -94,8 +94,6 @@ void Offloader::begin_iteration(const IterationContext& given) {
         stats_.rows.resize(static_cast<std::size_t>(given.num_rows));
         seen_.assign(stats_.rows.size() * is_needed_.size(), 0);
         stamp_ = 0;
-        transfers_before_ = transfers_.counters();
-        score_before_ = score_;
         has_prefill_ = std::find(given.phases, given.phases + given.num_rows, Phase::prefill) !=
                        given.phases + given.num_rows;
         context.iteration = ++iteration_;
@@ -289,6 +287,8 @@ IterationStats Offloader::end_iteration() {
         settle();
         stats_.transfers = difference(transfers_.counters(), transfers_before_);
         stats_.score = {score_.count - score_before_.count, score_.sum - score_before_.sum};
+        transfers_before_ = transfers_.counters();
+        score_before_ = score_;
         stats_.num_maps = num_maps_;
     }
     if (predictor_ != nullptr) {

@@ -55,8 +55,8 @@ struct PredictionScore {
 
 struct IterationStats {
     double stall_s = 0;  // that wait() blocked
-    TransferCounters transfers;
-    PredictionScore score;  // of predictions posted meanwhile
+    TransferCounters transfers;  // since the iteration before ended
+    PredictionScore score;       // of predictions posted since then
     int num_maps = 0;       // that the predictor keeps
     GateOutcome total;
     std::vector<GateOutcome> rows;  // an expert counts once for each row that chose it
