@@ -1,0 +1,22 @@
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+
+@pytest.fixture
+def device() -> str:
+    """The GPU, or Triton's interpreter where `TRITON_INTERPRET=1` is set."""
+    if torch.cuda.is_available():
+        return "cuda"
+    if not triton.knobs.runtime.interpret:
+        pytest.skip("no GPU: set TRITON_INTERPRET=1 to run the kernels interpreted")
+    return "cpu"
+
+
+@pytest.fixture(params=["float32", "bfloat16"])
+def dtype(request: pytest.FixtureRequest, device: str) -> torch.dtype:
+    if device == "cpu" and request.param == "bfloat16":
+        pytest.skip("Triton's interpreter cannot multiply bfloat16 matrices")
+    dtype: torch.dtype = getattr(torch, request.param)
+    return dtype
