@@ -1,5 +1,10 @@
 """Native core of fmoe_ray."""
 
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy
+from numpy.typing import NDArray
 
 
 class Geometry:
@@ -15,3 +20,161 @@ class Geometry:
 
     @property
     def top_k(self) -> int: ...
+
+class Policy:
+    """Decides on prefetches and victims."""
+
+class Predictor:
+    """Says which experts the next layers will ask for."""
+
+def list_policies() -> list[str]:
+    """Names that a policy can be asked for by."""
+
+class HostStore:
+    """Expert blobs in shared memory."""
+
+    @staticmethod
+    def create(name: str, fingerprint: str, num_blobs: int, blob_bytes: int, timeout_s: float) -> HostStore: ...
+
+    @staticmethod
+    def attach(name: str, fingerprint: str, timeout_s: float) -> HostStore: ...
+
+    def blob(self, index: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', writable=False)]: ...
+
+    def writable_blob(self, index: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C')]: ...
+
+    def seal(self) -> None: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def num_blobs(self) -> int: ...
+
+    @property
+    def blob_bytes(self) -> int: ...
+
+    @property
+    def is_complete(self) -> bool: ...
+
+class GateOutcome:
+    @property
+    def hits(self) -> int: ...
+
+    @property
+    def late(self) -> int: ...
+
+    @property
+    def misses(self) -> int: ...
+
+class TransferCounters:
+    @property
+    def bytes_on_demand(self) -> int: ...
+
+    @property
+    def bytes_prefetched(self) -> int: ...
+
+    @property
+    def bytes_prefetch_used(self) -> int: ...
+
+    @property
+    def bytes_prefetch_wasted(self) -> int: ...
+
+    @property
+    def copies(self) -> int: ...
+
+    @property
+    def cancelled(self) -> int: ...
+
+    @property
+    def preemptions(self) -> int: ...
+
+class PlannerCounters:
+    @property
+    def hits(self) -> int: ...
+
+    @property
+    def late(self) -> int: ...
+
+    @property
+    def misses(self) -> int: ...
+
+    @property
+    def on_demand_loads(self) -> int: ...
+
+    @property
+    def prefetch_loads(self) -> int: ...
+
+    @property
+    def prefetches_used(self) -> int: ...
+
+    @property
+    def prefetches_wasted(self) -> int: ...
+
+    @property
+    def prefetches_cancelled(self) -> int: ...
+
+    @property
+    def evictions(self) -> int: ...
+
+class OffloaderCounters:
+    @property
+    def planner(self) -> PlannerCounters: ...
+
+    @property
+    def transfers(self) -> TransferCounters: ...
+
+    @property
+    def stall_s(self) -> float: ...
+
+    @property
+    def iterations(self) -> int: ...
+
+    @property
+    def iterations_dropped(self) -> int: ...
+
+class IterationStats:
+    @property
+    def stall_s(self) -> float: ...
+
+    @property
+    def transfers(self) -> TransferCounters: ...
+
+    @property
+    def total(self) -> GateOutcome: ...
+
+    @property
+    def rows(self) -> list[list[int]]:
+        """[R][3]: hits, late, misses"""
+
+class Offloader:
+    """Planner, transfers and predictor of one device."""
+
+    def __init__(self, store: HostStore, geometry: Geometry, *, num_slots: int, policy: str, eviction: str, prefetch_distance: int, store_capacity: int, embedding_size: int, chunk_bytes: int, prefetch_depth: int, link_gbps: float | None, timeout_s: float, shard: int, num_shards: int, own_policy: Policy | None, own_predictor: Predictor | None) -> None: ...
+
+    @property
+    def arena(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None, None))]: ...
+
+    def begin_iteration(self, requests: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], phases: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], token_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], embeddings: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None) -> None: ...
+
+    def request(self, layer: int, chosen: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], row_of_token: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def wait(self) -> list[tuple[int, int]]: ...
+
+    def release(self, experts: Sequence[int]) -> None: ...
+
+    def publish_gate(self, layer: int, probs: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], chosen: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, speculative: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, num_experts: int) -> None: ...
+
+    def end_iteration(self) -> IterationStats: ...
+
+    def abort_iteration(self) -> None: ...
+
+    def request_ended(self, request: int) -> None: ...
+
+    def wait_until_idle(self) -> None: ...
+
+    def counters(self) -> OffloaderCounters: ...
+
+    def check_integrity(self) -> None: ...
+
+    def close(self) -> None: ...

@@ -388,9 +388,10 @@ def count_active_parameters(model: MixtralForCausalLM) -> int:
     """Return how many parameters one token passes through."""
     config = model.config
     num_parameters: int = model.num_parameters()
-    num_in_experts = sum(p.numel() for n, p in model.named_parameters() if ".experts." in n)
-    num_idle_experts = config.num_local_experts - config.num_experts_per_tok
-    return num_parameters - num_in_experts * num_idle_experts // config.num_local_experts
+    num_in_experts: int = sum(p.numel() for n, p in model.named_parameters() if ".experts." in n)
+    num_experts: int = config.num_local_experts
+    num_idle_experts: int = num_experts - config.num_experts_per_tok
+    return num_parameters - num_in_experts * num_idle_experts // num_experts
 
 
 def save(

@@ -1,10 +1,10 @@
-// native/src/bindings.cpp: the only file that knows Python. One bind_* function a concept; every
-// call that can block releases the GIL.
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
+// native/src/bindings.cpp: the module. Only this file and bindings/ know Python; every call that
+// can block releases the GIL.
+#include "bindings/bindings.h"
 
-#include "fmoe/planner.h"
+#include <nanobind/nanobind.h>
+
+#include "fmoe/geometry.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -30,5 +30,9 @@ void bind_geometry(nb::module_& m) {
 
 NB_MODULE(_native, m) {
     m.doc() = "Native core of fmoe_ray.";
+    fmoe::bindings::bind_errors();
     bind_geometry(m);
+    fmoe::bindings::bind_policies(m);
+    fmoe::bindings::bind_host_store(m);
+    fmoe::bindings::bind_offloader(m);
 }

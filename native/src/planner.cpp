@@ -12,6 +12,8 @@ Planner::Planner(const Geometry& geometry, int num_slots, std::unique_ptr<Policy
     require(prefetch_depth_ >= 1, "planner: prefetch_depth must be at least 1");
 }
 
+void Planner::begin() { offer_link(); }
+
 void Planner::iteration_started(const IterationStarted& event) {
     release_all();
     layer_ = -1;

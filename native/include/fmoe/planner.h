@@ -54,6 +54,8 @@ public:
     const PlannerCounters& counters() const noexcept { return counters_; }
     Policy& policy() noexcept { return *policy_; }
 
+    // Before the first event: offers the idle link to the policy.
+    void begin();
     void iteration_started(const IterationStarted& event);
     // `needed` ascending, each once. Pins them until released. When they exceed the slots that can
     // be had, the rest is started as slots come free (waves): release what was computed.

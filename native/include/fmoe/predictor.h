@@ -63,7 +63,8 @@ public:
     // Predictions are appended to `out`.
     virtual void iteration_started(const IterationContext&, std::vector<Prediction>& out) = 0;
     virtual void gate_observed(const GateObservation&, std::vector<Prediction>& out) = 0;
-    // All gates of the iteration were seen: learn from it.
+    // All gates of the iteration were seen: learn from it. Does not come for an iteration whose
+    // step failed; then the next iteration_started() discards what was gathered.
     virtual void iteration_ended(std::vector<Prediction>& out) = 0;
     virtual void request_ended(std::uint64_t request) = 0;
     // True: inference waits for the prediction (the baselines that the paper calls synchronous).

@@ -1,0 +1,377 @@
+"""Expert blobs in shared memory, and the slots of one device that a policy fills from them.
+
+The wrapper of the native host store and offloader. Knows neither torch nor models: an expert is an
+index e = l * J + j and a blob of bytes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from fmoe_ray import _native
+from fmoe_ray._native import Geometry
+from fmoe_ray.errors import ConfigError, EngineError
+
+__all__ = [
+    "CacheCounters",
+    "Geometry",
+    "HostStore",
+    "IterationStats",
+    "Offloader",
+    "TransferBytes",
+    "list_policies",
+]
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+
+
+def list_policies() -> list[str]:
+    """Names that `Offloader(policy=...)` accepts."""
+    return _native.list_policies()
+
+
+class HostStore:
+    """All experts of a model in shared memory, one page-aligned blob each.
+
+    `create` fills it, or takes over a complete store of the same fingerprint and shape; other
+    processes of the node `create` or `attach` and share the pages. The last user to leave unlinks
+    it; what a killed process leaves behind is taken over or rebuilt by the next `create`. The
+    memory stays mapped while a view of a blob or an `Offloader` uses it.
+    """
+
+    def __init__(self, native: _native.HostStore) -> None:
+        """Not called by users: see `create` and `attach`."""
+        self._native: _native.HostStore | None = native
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        fingerprint: str,
+        num_blobs: int,
+        blob_bytes: int,
+        *,
+        timeout_s: float = 900.0,
+    ) -> Self:
+        """Reserves `/dev/shm/<name>`; an empty name keeps it private to this process.
+
+        Fill every blob and `seal()` unless `is_complete` already. Blocks up to `timeout_s` while
+        another process fills it. Raises CapacityError before the first byte is written if it does
+        not fit, FingerprintError if a live store of that name is another model's, StepTimeoutError,
+        ConfigError for impossible arguments.
+        """
+        try:
+            return cls(
+                _native.HostStore.create(name, fingerprint, num_blobs, blob_bytes, timeout_s)
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+    @classmethod
+    def attach(cls, name: str, fingerprint: str, *, timeout_s: float = 900.0) -> Self:
+        """Maps a complete store read-only; blocks up to `timeout_s` while it is being filled.
+
+        Raises ConfigError if there is none, FingerprintError if it is another model's,
+        StepTimeoutError.
+        """
+        try:
+            return cls(_native.HostStore.attach(name, fingerprint, timeout_s))
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+    @property
+    def native(self) -> _native.HostStore:
+        if self._native is None:
+            raise EngineError("host store: used after close()")
+        return self._native
+
+    @property
+    def name(self) -> str:
+        return self.native.name
+
+    @property
+    def num_blobs(self) -> int:
+        return self.native.num_blobs
+
+    @property
+    def blob_bytes(self) -> int:
+        return self.native.blob_bytes
+
+    @property
+    def is_complete(self) -> bool:
+        """Sealed: every blob is written and read-only."""
+        return self.native.is_complete
+
+    def blob(self, index: int) -> Bytes:
+        """View uint8 [blob_bytes] of expert `index`; writable until `seal()`.
+
+        A view taken before `seal()` must not be written after it. Raises ValueError out of range.
+        """
+        if self.is_complete:
+            return self.native.blob(index)
+        return self.native.writable_blob(index)
+
+    def seal(self) -> None:
+        """All blobs are written: other processes may map the store now."""
+        self.native.seal()
+
+    def close(self) -> None:
+        """Gives the store up; unmapped once no view and no offloader uses it. Idempotent."""
+        self._native = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransferBytes:
+    """Bytes moved over the link, by cause."""
+
+    on_demand: int
+    """A gate waited for them."""
+    prefetched: int
+    """Moved before a gate asked."""
+    prefetch_used: int
+    """Of the prefetched: an expert that a gate then asked for."""
+    prefetch_wasted: int
+    """Of the prefetched: evicted or cancelled before any gate asked."""
+
+    @classmethod
+    def of(cls, native: _native.TransferCounters) -> Self:
+        return cls(
+            on_demand=native.bytes_on_demand,
+            prefetched=native.bytes_prefetched,
+            prefetch_used=native.bytes_prefetch_used,
+            prefetch_wasted=native.bytes_prefetch_wasted,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IterationStats:
+    """Of one iteration. hit: ready when the gate asked; late: requested, not ready; miss: not."""
+
+    stall_s: float
+    """Seconds that `wait()` blocked."""
+    bytes: TransferBytes
+    hits: int
+    late: int
+    misses: int
+    rows: npt.NDArray[np.int64]
+    """[R, 3] hits, late, misses; an expert counts once for each row that chose it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheCounters:
+    """Since the offloader was made."""
+
+    iterations: int
+    iterations_dropped: int
+    """Not shown to the predictor, because it was behind."""
+    stall_s: float
+    bytes: TransferBytes
+    hits: int
+    late: int
+    misses: int
+    on_demand_loads: int
+    prefetch_loads: int
+    prefetches_used: int
+    prefetches_wasted: int
+    prefetches_cancelled: int
+    evictions: int
+    copies: int
+    preemptions: int
+    """Times that an on-demand load overtook a prefetch that had begun."""
+
+
+class Offloader:
+    """The expert slots of one device, filled by a policy.
+
+    One thread makes all calls, per iteration in this order: `begin_iteration`; per layer `request`,
+    `wait` and `release` until `wait` returns [], `publish_gate`; `end_iteration`. After a failed
+    step `abort_iteration`. A failure of its own threads reaches the next call as EngineError.
+    """
+
+    def __init__(
+        self,
+        store: HostStore,
+        geometry: Geometry,
+        num_slots: int,
+        policy: str,
+        *,
+        eviction: str = "policy",
+        prefetch_distance: int = 3,
+        store_capacity: int = 1000,
+        embedding_size: int = 0,
+        chunk_bytes: int = 4 * 2**20,
+        prefetch_depth: int = 2,
+        link_gbps: float | None = None,
+        timeout_s: float = 60.0,
+        shard: int = 0,
+        num_shards: int = 1,
+        policy_object: _native.Policy | None = None,
+        predictor_object: _native.Predictor | None = None,
+    ) -> None:
+        """`num_slots` experts fit at once. `policy_object` replaces the named policy, and
+        `predictor_object` is then what it listens to. `embedding_size` is h, 0 where no embeddings
+        are published. Of `num_shards`, this one serves experts e with e mod num_shards == shard.
+
+        Raises ConfigError for settings that do not fit, CapacityError if memory does not suffice.
+        """
+        self._num_experts = geometry.num_experts
+        if predictor_object is not None and policy_object is None:
+            raise ConfigError("predictor_object needs the policy_object that listens to it")
+        try:
+            self._native = _native.Offloader(
+                store.native,
+                geometry,
+                num_slots=num_slots,
+                policy=policy,
+                eviction=eviction,
+                prefetch_distance=prefetch_distance,
+                store_capacity=store_capacity,
+                embedding_size=embedding_size,
+                chunk_bytes=chunk_bytes,
+                prefetch_depth=prefetch_depth,
+                link_gbps=link_gbps,
+                timeout_s=timeout_s,
+                shard=shard,
+                num_shards=num_shards,
+                own_policy=policy_object,
+                own_predictor=predictor_object,
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+    @property
+    def arena(self) -> Bytes:
+        """uint8 [num_slots, blob_bytes]; one address for life, rows 64-byte aligned."""
+        return self._native.arena
+
+    def begin_iteration(
+        self,
+        requests: npt.NDArray[np.int64],
+        phases: Bytes,
+        token_ids: Ints,
+        embeddings: Floats | None = None,
+    ) -> None:
+        """Publishes the context of R rows.
+
+        requests int64 [R] numbers of the requests; phases uint8 [R], 0 prefill, 1 decode; token_ids
+        int32 [R] input token, -1 where there is none or many; embeddings float32 [R, h] or None.
+        Raises ValueError while an iteration is in progress.
+        """
+        self._native.begin_iteration(requests, phases, token_ids, embeddings)
+
+    def request(self, layer: int, chosen: Ints, row_of_token: Ints) -> None:
+        """The gate's choice; starts loading what is missing. Does not block.
+
+        chosen int32 [T, K] experts of the layer, those outside 0..J-1 or of another shard are
+        ignored; row_of_token int32 [T]. Raises ValueError before the experts of the previous
+        request were all delivered.
+        """
+        self._native.request(layer, chosen, row_of_token)
+
+    def wait(self) -> list[tuple[int, int]]:
+        """(expert, slot) of chosen experts that can be computed now; [] when all were delivered.
+
+        Blocks, without the GIL, until there is at least one. A slot keeps its expert until
+        `release` or the next `request`. Raises StepTimeoutError after `timeout_s`, ValueError if
+        the chosen experts exceed the slots and every slot waits to be released.
+        """
+        return self._native.wait()
+
+    def release(self, experts: Sequence[int]) -> None:
+        """Experts of the layer whose computation is over; their slots may be overwritten."""
+        self._native.release(experts)
+
+    def publish_gate(
+        self,
+        layer: int,
+        probs: Floats,
+        chosen: Bytes | None = None,
+        speculative: Floats | None = None,
+    ) -> None:
+        """Shows the predictor a gate. Never blocks, except for synchronous baselines.
+
+        probs float32 [R, J] distribution, the mean over a prefill's tokens; chosen uint8 [R, J], 1
+        where a token of the row chose the expert; speculative float32 [R, J] the next layer's gate
+        on this layer's hidden state.
+        """
+        self._native.publish_gate(layer, probs, chosen, speculative, self._num_experts)
+
+    def end_iteration(self) -> IterationStats:
+        stats = self._native.end_iteration()
+        return IterationStats(
+            stall_s=stats.stall_s,
+            bytes=TransferBytes.of(stats.transfers),
+            hits=stats.total.hits,
+            late=stats.total.late,
+            misses=stats.total.misses,
+            rows=np.array(stats.rows, dtype=np.int64),
+        )
+
+    def abort_iteration(self) -> None:
+        """After a failed step: what it waited for is given up and nothing is learnt from it."""
+        self._native.abort_iteration()
+
+    def end_request(self, request: int) -> None:
+        """Policy and predictor forget, or learn from, what they kept of the request."""
+        self._native.request_ended(request)
+
+    def wait_until_idle(self) -> None:
+        """Blocks until no copy is queued or in flight. Raises StepTimeoutError."""
+        self._native.wait_until_idle()
+
+    def counters(self) -> CacheCounters:
+        counters = self._native.counters()
+        planner = counters.planner
+        return CacheCounters(
+            iterations=counters.iterations,
+            iterations_dropped=counters.iterations_dropped,
+            stall_s=counters.stall_s,
+            bytes=TransferBytes.of(counters.transfers),
+            hits=planner.hits,
+            late=planner.late,
+            misses=planner.misses,
+            on_demand_loads=planner.on_demand_loads,
+            prefetch_loads=planner.prefetch_loads,
+            prefetches_used=planner.prefetches_used,
+            prefetches_wasted=planner.prefetches_wasted,
+            prefetches_cancelled=planner.prefetches_cancelled,
+            evictions=planner.evictions,
+            copies=counters.transfers.copies,
+            preemptions=counters.transfers.preemptions,
+        )
+
+    def check_integrity(self) -> None:
+        """Raises RuntimeError where the books of cache, planner and transfers disagree."""
+        self._native.check_integrity()
+
+    def close(self) -> None:
+        """Ends its threads, also with copies in flight; idempotent. The arena stays mapped."""
+        self._native.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,244 @@
+"""Carries out steps in this process: model, KV slots, random state and experts of one device."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from fmoe_ray.cache import IterationStats, Offloader
+from fmoe_ray.config import Settings
+from fmoe_ray.engine.messages import (
+    ExpertCounts,
+    Row,
+    RowResult,
+    Sampling,
+    StepPlan,
+    StepResult,
+    StepStats,
+)
+from fmoe_ray.engine.offloaded_experts import OffloadedExperts, open_offloader
+from fmoe_ray.engine.packed_model import PackedModel
+from fmoe_ray.engine.pooling import Pooling, pool_rows
+from fmoe_ray.engine.runner import RunnerInfo
+from fmoe_ray.engine.sampling import Sampler
+from fmoe_ray.errors import ConfigError, EngineError
+from fmoe_ray.models.device import choose_device, choose_dtype
+from fmoe_ray.models.experts import bind_experts
+from fmoe_ray.models.loader import LoadedModel, load_model
+from fmoe_ray.models.router import RouterTap
+from fmoe_ray.models.weights import Progress
+
+logger = logging.getLogger(__name__)
+
+PREFILL, DECODE = 0, 1
+_NO_STATS = StepStats(
+    seconds=0.0,
+    stall_seconds=0.0,
+    bytes_on_demand=0,
+    bytes_prefetched=0,
+    hits=0,
+    late=0,
+    misses=0,
+)
+
+
+class StepRunner:
+    """`engine.runner.Runner` on a thread of its own, so that the caller's event loop stays alive.
+
+    Owns what it is given and closes it. Steps run in the order in which they are asked for.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: PackedModel,
+        experts: OffloadedExperts,
+        offloader: Offloader,
+        info: RunnerInfo,
+        pooling: Pooling,
+        num_threads: int | None,
+    ) -> None:
+        self._model = model
+        self._experts = experts
+        self._offloader = offloader
+        self._info = info
+        self._pooling: Pooling = pooling
+        self._samplers: dict[int, Sampler] = {}
+        self._decoding: set[int] = set()
+        self._thread = ThreadPoolExecutor(
+            max_workers=1,
+            thread_name_prefix="fmoe-step",
+            initializer=_use_threads,
+            initargs=(num_threads,),
+        )
+
+    @classmethod
+    def load(cls, settings: Settings, progress: Progress | None = None) -> "StepRunner":
+        """Loads the model and its host store; `progress` gets experts done and experts in all.
+
+        Raises ModelError, ConfigError for a budget below top_k experts or an unknown policy,
+        CapacityError.
+        """
+        _use_threads(settings.engine.num_threads)
+        device = choose_device(settings.model.device)
+        loaded = load_model(
+            settings.model.path,
+            device=device,
+            dtype=choose_dtype(settings.model.dtype, device),
+            progress=progress,
+            timeout_s=settings.shards.start_timeout_s,
+        )
+        max_context = _max_context(settings, loaded)
+        model = PackedModel(
+            loaded.model,
+            num_slots=settings.engine.max_batch_size,
+            max_context=max_context,
+            device=device,
+        )
+        model.warm_up()
+        offloader = open_offloader(loaded, settings.offload)
+        tap = RouterTap(loaded.model)
+        experts = OffloadedExperts(loaded, offloader, tap)
+        bind_experts(loaded.experts.values(), experts)
+        return cls(
+            model=model,
+            experts=experts,
+            offloader=offloader,
+            info=RunnerInfo(
+                num_slots=settings.engine.max_batch_size,
+                max_context=max_context,
+                max_prefill_tokens=settings.engine.max_prefill_tokens,
+                vocab_size=loaded.vocab_size,
+                num_layers=loaded.num_layers,
+                num_experts=loaded.num_experts,
+                top_k=loaded.top_k,
+                expert_bytes=loaded.layout.blob_bytes,
+                expert_slots=len(offloader.arena),
+                device=str(device),
+                dtype=str(loaded.dtype).removeprefix("torch."),
+                policy=settings.offload.policy,
+            ),
+            pooling=settings.offload.pooling,
+            num_threads=settings.engine.num_threads,
+        )
+
+    @property
+    def info(self) -> RunnerInfo:
+        return self._info
+
+    async def step(self, plan: StepPlan) -> StepResult:
+        """A failed computation is in the result and ends its requests; later steps can go on."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self.run, plan)
+
+    async def close(self) -> None:
+        """Waits for the step in progress, then frees model, slots and store."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._offloader.close)
+        self._thread.shutdown()
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """`step` on the calling thread: for use without an event loop, never beside it."""
+        started = time.perf_counter()
+        for request_id in plan.ended:
+            self._forget(request_id)
+        if not plan.rows:
+            return StepResult(step=plan.step, rows=[], stats=_NO_STATS)
+        for row in plan.rows:
+            if row.request_id not in self._samplers:
+                self._samplers[row.request_id] = Sampler(row.sampling or Sampling())
+        try:
+            with torch.inference_mode():
+                logits_RV, iteration = self._compute(plan.rows)
+        except (EngineError, RuntimeError) as error:  # a transfer, or torch
+            self._offloader.abort_iteration()
+            logger.exception("step %d failed", plan.step)
+            message = f"step {plan.step} failed: {error}"
+            return StepResult(step=plan.step, rows=[], stats=_NO_STATS, error=message)
+        rows = self._sample(plan.rows, logits_RV, iteration)
+        return StepResult(
+            step=plan.step, rows=rows, stats=_stats(iteration, time.perf_counter() - started)
+        )
+
+    def _compute(self, rows: Sequence[Row]) -> tuple[torch.Tensor, IterationStats]:
+        tokens_T = self._model.token_ids(rows)
+        tokens_of_row_R = [len(row.tokens) for row in rows]
+        embeddings_RH = pool_rows(self._model.embed(tokens_T), tokens_of_row_R, self._pooling)
+        self._offloader.begin_iteration(
+            np.array([row.request_id for row in rows], np.uint64),
+            np.array([self._phase(row) for row in rows], np.uint8),
+            np.array([row.tokens[-1] for row in rows], np.int32),
+            embeddings_RH.cpu().numpy(),
+        )
+        self._experts.begin_step(tokens_of_row_R)
+        logits_RV = self._model.forward(rows, tokens_T)
+        return logits_RV, self._offloader.end_iteration()
+
+    def _phase(self, row: Row) -> int:
+        return DECODE if row.request_id in self._decoding else PREFILL
+
+    def _sample(
+        self, rows: Sequence[Row], logits_RV: torch.Tensor, iteration: IterationStats
+    ) -> list[RowResult]:
+        is_nan_R = logits_RV.isnan().any(-1).tolist()
+        results = []
+        for number, row in enumerate(rows):
+            hits, late, misses = (int(count) for count in iteration.row_counts[number])
+            experts = ExpertCounts(hits=hits, late=late, misses=misses)
+            if is_nan_R[number]:
+                error = f"request {row.request_id}: the model computed not-a-number (NaN) logits"
+                results.append(
+                    RowResult(request_id=row.request_id, token=None, experts=experts, error=error)
+                )
+            elif not row.samples:
+                results.append(RowResult(request_id=row.request_id, token=None, experts=experts))
+            else:
+                self._decoding.add(row.request_id)
+                drawn = self._samplers[row.request_id].draw(logits_RV[number])
+                results.append(
+                    RowResult(
+                        request_id=row.request_id,
+                        token=drawn.token,
+                        experts=experts,
+                        logprob=drawn.logprob,
+                        top_logprobs=drawn.top_logprobs,
+                    )
+                )
+        return results
+
+    def _forget(self, request_id: int) -> None:
+        if self._samplers.pop(request_id, None) is not None:
+            self._decoding.discard(request_id)
+            self._offloader.end_request(request_id)
+
+
+def _max_context(settings: Settings, loaded: LoadedModel) -> int:
+    asked, limit = settings.engine.max_context, loaded.max_context
+    if asked is None and limit is None:
+        raise ConfigError(
+            f"{settings.model.path}: its config.json names no context limit; set engine.max_context"
+        )
+    if asked is not None and limit is not None and asked > limit:
+        raise ConfigError(
+            f"engine.max_context {asked}: the model was made for {limit} tokens; give at most that"
+        )
+    return asked if asked is not None else int(limit or 0)
+
+
+def _use_threads(num_threads: int | None) -> None:
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)  # per thread: has to be said on the one that computes
+
+
+def _stats(iteration: IterationStats, seconds: float) -> StepStats:
+    return StepStats(
+        seconds=seconds,
+        stall_seconds=iteration.stall_s,
+        bytes_on_demand=iteration.bytes_on_demand,
+        bytes_prefetched=iteration.bytes_prefetched,
+        hits=iteration.hits,
+        late=iteration.late,
+        misses=iteration.misses,
+    )
