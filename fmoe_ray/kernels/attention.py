@@ -2,7 +2,8 @@
 
 A row's keys are cut into parts of fixed size and the parts are joined in order, so the result
 depends neither on the other rows nor on how long the bucket is.
-Shapes: B rows, Q query heads, G key heads, D key and V value size.
+Shapes: B rows, Q query heads, G key heads, D key and V value size; KV storage of S slots with M
+positions each.
 """
 
 import torch
@@ -19,7 +20,7 @@ def _parts(
     v_new,
     k_store,
     v_store,
-    first_rows,
+    slots,
     positions,
     acc_out,
     max_out,
@@ -32,6 +33,7 @@ def _parts(
     G: tl.constexpr,
     D: tl.constexpr,
     V: tl.constexpr,
+    M,
     NUM_PARTS,
     PART: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -42,7 +44,7 @@ def _parts(
     head = tl.program_id(1)
     part = tl.program_id(2)
     position = tl.load(positions + row)
-    base = tl.load(first_rows + row)
+    region = (tl.load(slots + row).to(tl.int64) * G + head) * M
     first = part * PART
     PER: tl.constexpr = Q // G
     heads = head * PER + tl.arange(0, BLOCK_Q)
@@ -59,14 +61,14 @@ def _parts(
         return
     # The part that holds the new token takes it from the arguments and stores it on the way.
     is_new = at == position
-    rows = (base + at).to(tl.int64)
-    k_at = k_store + (rows * G + head)[:, None] * D + ds[None, :]
+    rows = region + at
+    k_at = k_store + rows[:, None] * D + ds[None, :]
     old = (visible & (at < position))[:, None]
     keys = tl.load(k_at, mask=old & (ds < D)[None, :], other=0.0)
     key = tl.load(k_new + (row * G + head) * D + ds, mask=ds < D, other=0.0)
     keys = tl.where(is_new[:, None], key[None, :], keys)
     tl.store(k_at, keys, mask=is_new[:, None] & (ds < D)[None, :])
-    v_at = v_store + (rows * G + head)[:, None] * V + vs[None, :]
+    v_at = v_store + rows[:, None] * V + vs[None, :]
     values = tl.load(v_at, mask=old & (vs < V)[None, :], other=0.0)
     value = tl.load(v_new + (row * G + head) * V + vs, mask=vs < V, other=0.0)
     values = tl.where(is_new[:, None], value[None, :], values)
@@ -122,9 +124,7 @@ def _join(
             old = tl.exp(top - peak)
             new = tl.exp(m - peak)
             total = total * old + tl.load(sum_in + at + part) * new
-            acc = acc * old + tl.load(
-                acc_in + (at + part) * V + vs, mask=vs < V, other=0.0
-            ) * new
+            acc = acc * old + tl.load(acc_in + (at + part) * V + vs, mask=vs < V, other=0.0) * new
             top = peak
     tl.store(out + (row * Q + head) * V + vs, (acc / total).to(out.dtype.element_ty), mask=vs < V)
 
@@ -135,7 +135,7 @@ def decode_attention(
     v: torch.Tensor,
     k_store: torch.Tensor,
     v_store: torch.Tensor,
-    first_rows: torch.Tensor,
+    slots: torch.Tensor,
     positions: torch.Tensor,
     max_length: int,
     scale: float,
@@ -145,9 +145,8 @@ def decode_attention(
 ) -> torch.Tensor:
     """Stores the new k and v, attends over everything up to them; returns [B, Q, V].
 
-    q [B, Q, D], k [B, G, D], v [B, G, V]; stores [rows, G, D or V]; a row's token at position p
-    lies at first_rows[b] + p (int32); positions [B] int32, each below max_length. window 0 and
-    softcap 0 mean none; sinks [Q].
+    q [B, Q, D], k [B, G, D], v [B, G, V]; stores contiguous [S, G, M, D or V]; slots int32 [B] and
+    positions int32 [B], each below max_length <= M. window 0 and softcap 0 mean none; sinks [Q].
     """
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     batch, num_q, d = q.shape
@@ -159,8 +158,8 @@ def decode_attention(
     block_d, block_v = (max(16, triton.next_power_of_2(n)) for n in (d, dv))
     block_q = max(16, triton.next_power_of_2(num_q // g))
     _parts[(batch, g, parts)](
-        q, k, v, k_store, v_store, first_rows, positions, acc, stats[0], stats[1], scale, softcap,
-        window, softcap != 0.0, num_q, g, d, dv, parts, PART, block_d, block_v, block_q,
+        q, k, v, k_store, v_store, slots, positions, acc, stats[0], stats[1], scale, softcap,
+        window, softcap != 0.0, num_q, g, d, dv, k_store.shape[2], parts, PART, block_d, block_v, block_q,
         num_warps=4,
     )  # fmt: skip
     _join[(batch, num_q)](

@@ -90,8 +90,7 @@ def _up_vector(
     off_b,
     stride_n: tl.constexpr,
     stride_k: tl.constexpr,
-    up_first: tl.constexpr,
-    gate_step: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     alpha,
     limit,
     ACT: tl.constexpr,
@@ -110,24 +109,41 @@ def _up_vector(
     blob = arena + slot.to(tl.int64) * stride
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     live = n < I
-    rows = n * gate_step
-    acc_g = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
-    acc_u = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
     token = pair // K
-    for k in range(0, H, BLOCK_K):
-        ks = k + tl.arange(0, BLOCK_K)
-        mask = live[:, None] & (ks < H)[None, :]
-        x_k = tl.load(x + token * H + ks, mask=ks < H, other=0.0).to(tl.float32)[None, :]
-        at = blob + off_w + rows[:, None] * stride_n + ks[None, :] * stride_k
-        acc_g += tl.load(at, mask=mask, other=0.0).to(tl.float32) * x_k
-        if HAS_GATE:
-            acc_u += tl.load(at + up_first * stride_n, mask=mask, other=0.0).to(tl.float32) * x_k
-    g = tl.sum(acc_g, axis=1)
-    u = tl.sum(acc_u, axis=1)
-    if HAS_BIAS:
-        g += tl.load(blob + off_b + rows, mask=live, other=0.0).to(tl.float32)
-        if HAS_GATE:
-            u += tl.load(blob + off_b + rows + up_first, mask=live, other=0.0).to(tl.float32)
+    if INTERLEAVED:
+        # Gate and up rows alternate: one tile of both, taken apart after the sum.
+        both = tl.program_id(0) * (2 * BLOCK_N) + tl.arange(0, 2 * BLOCK_N)
+        acc = tl.zeros([2 * BLOCK_N, BLOCK_K], dtype=tl.float32)
+        for k in range(0, H, BLOCK_K):
+            ks = k + tl.arange(0, BLOCK_K)
+            x_k = tl.load(x + token * H + ks, mask=ks < H, other=0.0).to(tl.float32)[None, :]
+            tile = tl.load(
+                blob + off_w + both[:, None] * stride_n + ks[None, :] * stride_k,
+                mask=(both < 2 * I)[:, None] & (ks < H)[None, :],
+                other=0.0,
+            )
+            acc += tile.to(tl.float32) * x_k
+        y = tl.sum(acc, axis=1)
+        if HAS_BIAS:
+            y += tl.load(blob + off_b + both, mask=both < 2 * I, other=0.0).to(tl.float32)
+        g, u = tl.split(tl.reshape(y, [BLOCK_N, 2]))
+    else:
+        acc_g = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
+        acc_u = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
+        for k in range(0, H, BLOCK_K):
+            ks = k + tl.arange(0, BLOCK_K)
+            mask = live[:, None] & (ks < H)[None, :]
+            x_k = tl.load(x + token * H + ks, mask=ks < H, other=0.0).to(tl.float32)[None, :]
+            at = blob + off_w + n[:, None] * stride_n + ks[None, :] * stride_k
+            acc_g += tl.load(at, mask=mask, other=0.0).to(tl.float32) * x_k
+            if HAS_GATE:
+                acc_u += tl.load(at + I * stride_n, mask=mask, other=0.0).to(tl.float32) * x_k
+        g = tl.sum(acc_g, axis=1)
+        u = tl.sum(acc_u, axis=1)
+        if HAS_BIAS:
+            g += tl.load(blob + off_b + n, mask=live, other=0.0).to(tl.float32)
+            if HAS_GATE:
+                u += tl.load(blob + off_b + n + I, mask=live, other=0.0).to(tl.float32)
     dtype = hidden.dtype.element_ty
     y = _gate(g, u, dtype, ACT, HAS_GATE, alpha, limit)
     tl.store(hidden + pair * I + n, y.to(dtype), mask=live)
@@ -198,8 +214,7 @@ def _up_grouped(
     off_b,
     stride_n: tl.constexpr,
     stride_k: tl.constexpr,
-    up_first: tl.constexpr,
-    gate_step: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     alpha,
     limit,
     ACT: tl.constexpr,
@@ -218,7 +233,7 @@ def _up_grouped(
     blob = arena + slot.to(tl.int64) * stride
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     live = n < I
-    cols = n * gate_step
+    both = tl.program_id(0) * (2 * BLOCK_N) + tl.arange(0, 2 * BLOCK_N)
     dtype = hidden.dtype.element_ty
     for m in range(first, last, BLOCK_M):
         at_m = m + tl.arange(0, BLOCK_M)
@@ -226,6 +241,7 @@ def _up_grouped(
         tokens = (pairs // K).to(tl.int64)
         acc_g = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
         acc_u = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+        acc = tl.zeros([BLOCK_M, 2 * BLOCK_N], dtype=tl.float32)
         for k in range(0, H, BLOCK_K):
             ks = k + tl.arange(0, BLOCK_K)
             x_mk = tl.load(
@@ -233,18 +249,31 @@ def _up_grouped(
                 mask=(at_m < last)[:, None] & (ks < H)[None, :],
                 other=0.0,
             )
-            mask = (ks < H)[:, None] & live[None, :]
-            at = blob + off_w + cols[None, :] * stride_n + ks[:, None] * stride_k
-            w_g = tl.load(at, mask=mask, other=0.0)
-            acc_g = tl.dot(x_mk, w_g, acc_g, input_precision="ieee")
-            if HAS_GATE:
-                w_u = tl.load(at + up_first * stride_n, mask=mask, other=0.0)
-                acc_u = tl.dot(x_mk, w_u, acc_u, input_precision="ieee")
-        if HAS_BIAS:
-            b = blob + off_b + cols
+            if INTERLEAVED:
+                w = tl.load(
+                    blob + off_w + both[None, :] * stride_n + ks[:, None] * stride_k,
+                    mask=(ks < H)[:, None] & (both < 2 * I)[None, :],
+                    other=0.0,
+                )
+                acc = tl.dot(x_mk, w, acc, input_precision="ieee")
+            else:
+                mask = (ks < H)[:, None] & live[None, :]
+                at = blob + off_w + n[None, :] * stride_n + ks[:, None] * stride_k
+                w_g = tl.load(at, mask=mask, other=0.0)
+                acc_g = tl.dot(x_mk, w_g, acc_g, input_precision="ieee")
+                if HAS_GATE:
+                    w_u = tl.load(at + I * stride_n, mask=mask, other=0.0)
+                    acc_u = tl.dot(x_mk, w_u, acc_u, input_precision="ieee")
+        if INTERLEAVED:
+            if HAS_BIAS:
+                b = tl.load(blob + off_b + both, mask=both < 2 * I, other=0.0)
+                acc += b.to(tl.float32)[None, :]
+            acc_g, acc_u = tl.split(tl.reshape(acc, [BLOCK_M, BLOCK_N, 2]))
+        elif HAS_BIAS:
+            b = blob + off_b + n
             acc_g += tl.load(b, mask=live, other=0.0).to(tl.float32)[None, :]
             if HAS_GATE:
-                acc_u += tl.load(b + up_first, mask=live, other=0.0).to(tl.float32)[None, :]
+                acc_u += tl.load(b + I, mask=live, other=0.0).to(tl.float32)[None, :]
         y = _gate(acc_g, acc_u, dtype, ACT, HAS_GATE, alpha, limit)
         tl.store(
             hidden + pairs[:, None].to(tl.int64) * I + n[None, :],
@@ -338,36 +367,39 @@ def experts(
     both = 2 * i if layout.has_gate else i
     up_n, up_k = _strides(layout, both, h)
     down_n, down_k = _strides(layout, h, i)
-    gate_step = 2 if layout.is_interleaved else 1
-    up_first = 1 if layout.is_interleaved else i
     act = ACTIVATIONS[layout.activation]
     biased = layout.gate_up_bias >= 0
     inner = torch.empty((pairs, i), dtype=x.dtype, device=x.device)
+    # Blocks measured on an H200. They depend on the shapes alone, so that any budget, graph and
+    # eager round alike.
     if tokens == 1:
-        block_n, block_k = (32, 32) if layout.is_transposed else (4, 1024)
+        block_n, block_k = (16, 128) if layout.is_transposed else (2, 1024)
         block_k = min(block_k, triton.next_power_of_2(max(h, i)))
         _up_vector[(triton.cdiv(i, block_n), pairs)](
             x, ids, table, arena, inner, h, i, num_experts, k, layout.stride, layout.gate_up,
-            layout.gate_up_bias, up_n, up_k, up_first, gate_step, layout.alpha, layout.limit, act,
-            layout.has_gate, biased, block_n, block_k, num_warps=4,
+            layout.gate_up_bias, up_n, up_k, layout.is_interleaved, layout.alpha, layout.limit,
+            act, layout.has_gate, biased, block_n, block_k, num_warps=4,
         )  # fmt: skip
+        block_n, block_k = (16, 256) if layout.is_transposed else (2, 512)
+        warps = 4 if layout.is_transposed else 2
         _down_vector[(triton.cdiv(h, block_n), pairs)](
             inner, ids, weights, table, arena, out, h, i, num_experts, layout.stride, layout.down,
-            layout.down_bias, down_n, down_k, biased, block_n, block_k, num_warps=4,
+            layout.down_bias, down_n, down_k, biased, block_n, block_k, num_warps=warps,
         )  # fmt: skip
         return
     order, starts = sort_pairs(ids, num_experts)
-    # Blocks depend on the number of tokens alone, so that any budget rounds alike.
     average = pairs / num_experts
-    block_m = 16 if average <= 16 else 32 if average <= 32 else 64
-    block_n, block_k, stages = (32, 128, 4) if block_m == 16 else (64, 64, 4)
+    is_small = average <= 16
+    block_m = 16 if is_small else 64 if average <= 256 else 128
+    block_n, block_k, warps = (32, 128, 4) if is_small else (64, 64, 4 if block_m == 64 else 8)
     _up_grouped[(triton.cdiv(i, block_n), num_experts)](
         x, order, starts, table, arena, inner, h, i, k, layout.stride, layout.gate_up,
-        layout.gate_up_bias, up_n, up_k, up_first, gate_step, layout.alpha, layout.limit, act,
-        layout.has_gate, biased, block_m, block_n, block_k, num_warps=4, num_stages=stages,
+        layout.gate_up_bias, up_n, up_k, layout.is_interleaved, layout.alpha, layout.limit, act,
+        layout.has_gate, biased, block_m, block_n, block_k, num_warps=warps, num_stages=3,
     )  # fmt: skip
+    block_n = 64
     _down_grouped[(triton.cdiv(h, block_n), num_experts)](
         inner, order, starts, weights, table, arena, out, h, i, layout.stride, layout.down,
-        layout.down_bias, down_n, down_k, biased, block_m, block_n, block_k, num_warps=4,
-        num_stages=stages,
+        layout.down_bias, down_n, down_k, biased, block_m, block_n, block_k, num_warps=warps,
+        num_stages=3,
     )  # fmt: skip

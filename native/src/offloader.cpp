@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "fmoe/errors.h"
+#include "fmoe/spin.h"
 
 namespace fmoe {
 
@@ -191,17 +192,35 @@ void Offloader::wait(std::vector<Delivery>& out) {
     std::unique_lock lock(mutex_);
     const double began = now_s();
     const auto deadline = after(options_.timeout_s);
-    while (true) {
-        check_in_iteration();
-        deliver(out);
-        if (!out.empty() || gate_.undelivered.empty()) break;
-        check_progress(deadline);
-        progress_.wait_until(lock, deadline);
-    }
-    const double stall = now_s() - began;
-    gate_.stall_s += stall;
-    stats_.stall_s += stall;
-    stall_s_ += stall;
+    while (!is_served(out, deadline)) progress_.wait_until(lock, deadline);
+    count_stall(now_s() - began);
+}
+
+void Offloader::poll(std::vector<Delivery>& out) {
+    std::unique_lock lock(mutex_);
+    if (is_served(out, Clock::time_point::max())) return;
+    const double began = now_s();
+    const auto deadline = after(options_.timeout_s);
+    do {
+        lock.unlock();
+        relax();
+        lock.lock();
+    } while (!is_served(out, deadline));
+    count_stall(now_s() - began);
+}
+
+bool Offloader::is_served(std::vector<Delivery>& out, Clock::time_point deadline) {
+    check_in_iteration();
+    deliver(out);
+    if (!out.empty() || gate_.undelivered.empty()) return true;
+    check_progress(deadline);
+    return false;
+}
+
+void Offloader::count_stall(double seconds) {
+    gate_.stall_s += seconds;
+    stats_.stall_s += seconds;
+    stall_s_ += seconds;
 }
 
 void Offloader::deliver(std::vector<Delivery>& out) {

@@ -12,9 +12,9 @@ def test_decode_attention_equals_softmax_over_the_rows_history(
     torch.manual_seed(0)
     context = 400
     lengths = [1, 130, 260]  # keys after this step
-    k_store = torch.randn(3 * context, k_heads, d, device=device).to(dtype)
-    v_store = torch.randn(3 * context, k_heads, v, device=device).to(dtype)
-    first_rows = torch.tensor([2 * context, 0, context], dtype=torch.int32, device=device)
+    k_store = torch.randn(4, k_heads, context, d, device=device).to(dtype)
+    v_store = torch.randn(4, k_heads, context, v, device=device).to(dtype)
+    slots = torch.tensor([2, 0, 3], dtype=torch.int32, device=device)
     positions = torch.tensor(lengths, dtype=torch.int32, device=device) - 1
     q = torch.randn(3, q_heads, d, device=device).to(dtype)
     k_new = torch.randn(3, k_heads, d, device=device).to(dtype)
@@ -23,21 +23,21 @@ def test_decode_attention_equals_softmax_over_the_rows_history(
     softcap = 2.0 if kind == "softcap" else 0.0
     sinks = torch.randn(q_heads, device=device).to(dtype) if kind == "sinks" else None
     results = []
-    for bucket in (260, 1000):
+    for bucket in (260, 400):
         stores = k_store.clone(), v_store.clone()
         results.append(
             decode_attention(
-                q, k_new, v_new, *stores, first_rows, positions, bucket, 0.3, window, softcap, sinks
+                q, k_new, v_new, *stores, slots, positions, bucket, 0.3, window, softcap, sinks
             )
         )
     assert torch.equal(*results), "the bucket must not change a bit"
     for row, length in enumerate(lengths):
-        at = int(first_rows[row])
-        assert torch.equal(stores[0][at + length - 1], k_new[row])
-        assert torch.equal(stores[1][at + length - 1], v_new[row])
+        slot = int(slots[row])
+        assert torch.equal(stores[0][slot, :, length - 1], k_new[row])
+        assert torch.equal(stores[1][slot, :, length - 1], v_new[row])
         begin = max(0, length - window) if window else 0
-        keys = stores[0][at + begin : at + length].double()
-        values = stores[1][at + begin : at + length].double()
+        keys = stores[0][slot, :, begin:length].transpose(0, 1).double()
+        values = stores[1][slot, :, begin:length].transpose(0, 1).double()
         keys = keys.repeat_interleave(q_heads // k_heads, 1)
         values = values.repeat_interleave(q_heads // k_heads, 1)
         scores = torch.einsum("qd,sqd->qs", q[row].double(), keys) * 0.3

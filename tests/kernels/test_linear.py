@@ -18,6 +18,4 @@ def test_linears_equal_one_linear_per_weight(
     if is_biased:
         expected += torch.cat(biases).double()
     rtol = 1e-5 if dtype == torch.float32 else 1e-2
-    torch.testing.assert_close(
-        linears(x, weights, biases).double(), expected, rtol=rtol, atol=rtol
-    )
+    torch.testing.assert_close(linears(x, weights, biases).double(), expected, rtol=rtol, atol=rtol)
