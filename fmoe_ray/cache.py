@@ -285,6 +285,14 @@ class Offloader:
     @property
     def slot_stride_bytes(self) -> int:
         return self._native.slot_stride_bytes
+    def wants_gates(self) -> bool:
+        """False: nobody listens to `publish_gate`, so it need not be called."""
+        return self._native.wants_gates
+
+    @property
+    def wants_speculative(self) -> bool:
+        """True: `publish_gate` should be given the speculative gate."""
+        return self._native.wants_speculative
 
     def begin_iteration(
         self,

@@ -178,6 +178,8 @@ class EngineSettings(_Section):
     """Requests that may wait for a KV slot; one more is refused with 429."""
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """A request that takes longer ends with an error."""
+    step_timeout_s: Annotated[float, Field(gt=0)] = 300.0
+    """A replica whose step gives no result for this long is replaced."""
     num_threads: Annotated[int, Field(ge=1)] | None = None
     """CPU threads for the dense computation; torch's own choice if not given."""
 
@@ -194,6 +196,10 @@ class ShardSettings(_Section):
 class ServerSettings(_Section):
     api_keys: tuple[str, ...] = ()
     """Accepted bearer tokens; none means that no key is asked for."""
+    keep_alive_s: Annotated[float, Field(gt=0)] = 10.0
+    """A stream without tokens for this long sends a comment, so that proxies keep it open."""
+    drain_timeout_s: Annotated[float, Field(ge=0)] = 15.0
+    """A replica that is shut down finishes what it has begun within this time."""
 
 
 class Settings(_Section):

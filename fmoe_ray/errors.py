@@ -10,11 +10,14 @@ FmoeError
 |- CapacityError              something does not fit: host, shared or device memory, slots
 |- RequestError               a request is refused; carries an HTTP status and the parameter
 |  |- InvalidRequestError         400
+|  |- AuthenticationError         401
 |  |- ModelNotFoundError          404
+|  |- DeadlineError               408, the request took too long
 |  `- OverloadedError             429, with the seconds to wait
 |- EngineError                the engine cannot go on; requests in flight end with it
 |  |- StepTimeoutError            a step or transfer made no progress in time
-|  `- ShardLostError              503, an expert shard died
+|  `- UnavailableError            503, this replica is being replaced; another attempt may succeed
+|     `- ShardLostError           503, an expert shard died
 |- TraceError                 a routing trace is malformed
 `- StoreError                 an expert-map store cannot be read, written or merged
 
@@ -74,10 +77,24 @@ class InvalidRequestError(RequestError):
     """A field of the request is missing, of the wrong type or out of range."""
 
 
+class AuthenticationError(RequestError):
+    """The request carries no key, or one that is not accepted here."""
+
+    status = 401
+    kind = "authentication_error"
+
+
 class ModelNotFoundError(RequestError):
     """The request names a model that is not served here."""
 
     status = 404
+
+
+class DeadlineError(RequestError):
+    """The request took longer than it may."""
+
+    status = 408
+    kind = "timeout_error"
 
 
 class OverloadedError(RequestError):
@@ -106,7 +123,11 @@ class StepTimeoutError(EngineError):
     """A step or a transfer made no progress in time."""
 
 
-class ShardLostError(EngineError):
+class UnavailableError(EngineError):
+    """This replica does not serve any more; another one may."""
+
+
+class ShardLostError(UnavailableError):
     """An expert shard died; the replica is being replaced."""
 
 

@@ -9,6 +9,7 @@ T tokens of the step, packed row after row.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -46,6 +47,8 @@ class KVCache:
         self._num_slots = num_slots
         self._max_context = max_context
         self._regions: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._slots: dict[int, tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]] = {}
+        """The same regions, slot by slot: [1, A, M, D] each."""
         self._in_place: set[int] = set()
         self._returned: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
         self._slot_T = torch.empty(0, dtype=torch.long)
@@ -79,29 +82,34 @@ class KVCache:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Stores the step's `key` and `value`, [1, A, T, D] each, and returns what to attend to."""
         if layer_idx not in self._regions:
-            self._regions[layer_idx] = (self._allocate(key), self._allocate(value))
+            self._allocate(layer_idx, key, value)
         regions = self._regions[layer_idx]
         for region, new in zip(regions, (key, value), strict=True):
             region[self._slot_T, :, self._position_T] = new[0].transpose(0, 1)
         if layer_idx not in self._in_place:
-            key, value = (
-                torch.cat([region[s.slot : s.slot + 1, :, : s.length] for s in self.spans], dim=2)
-                for region in regions
-            )
+            keys, values = zip(*self._read(layer_idx), strict=True)
+            key, value = torch.cat(keys, dim=2), torch.cat(values, dim=2)
         self._returned[id(key)] = (layer_idx, key, value)
         return key, value
 
-    def _allocate(self, new: torch.Tensor) -> torch.Tensor:
-        shape = (self._num_slots, new.shape[1], self._max_context, new.shape[3])
-        try:
-            return new.new_empty(shape)
-        except RuntimeError as error:
-            size = self._num_slots * self._max_context * new.shape[1] * new.shape[3]
-            raise CapacityError(
-                f"no memory for {size * new.itemsize} bytes of keys or values of one layer: lower "
-                f"engine.max_batch_size ({self._num_slots}) or engine.max_context "
-                f"({self._max_context})"
-            ) from error
+    def _allocate(self, layer_idx: int, *news: torch.Tensor) -> None:
+        regions = []
+        for new in news:
+            shape = (self._num_slots, new.shape[1], self._max_context, new.shape[3])
+            try:
+                regions.append(new.new_empty(shape))
+            except RuntimeError as error:
+                raise CapacityError(
+                    f"no memory for {prod(shape) * new.itemsize} bytes of keys or values of one "
+                    f"layer: lower engine.max_batch_size ({self._num_slots}) or "
+                    f"engine.max_context ({self._max_context})"
+                ) from error
+        keys, values = regions
+        self._regions[layer_idx] = (keys, values)
+        self._slots[layer_idx] = (
+            keys.tensor_split(self._num_slots),
+            values.tensor_split(self._num_slots),
+        )
 
     def histories(
         self, key: torch.Tensor, value: torch.Tensor
@@ -110,19 +118,20 @@ class KVCache:
         layer, returned_key, returned_value = self._returned.get(id(key), (None, None, None))
         if layer is not None and key is returned_key and value is returned_value:
             self._in_place.add(layer)
-            keys, values = self._regions[layer]
-            return [
-                (
-                    keys[s.slot : s.slot + 1, :, : s.length],
-                    values[s.slot : s.slot + 1, :, : s.length],
-                )
-                for s in self.spans
-            ]
+            return self._read(layer)
         lengths = [span.length for span in self.spans]
         assert key.shape[2] == sum(lengths), (
             f"attention got {key.shape[2]} keys for {sum(lengths)} positions"
         )
-        return list(zip(key.split(lengths, dim=2), value.split(lengths, dim=2), strict=True))
+        keys, values = key.split_with_sizes(lengths, 2), value.split_with_sizes(lengths, 2)
+        return list(zip(keys, values, strict=True))
+
+    def _read(self, layer: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        keys_S, values_S = self._slots[layer]
+        return [
+            (keys_S[s.slot].narrow(2, 0, s.length), values_S[s.slot].narrow(2, 0, s.length))
+            for s in self.spans
+        ]
 
     def mask(self, span: Span, window: int | None, device: torch.device) -> torch.Tensor | None:
         """bool [1, 1, queries, length], True where a query sees a key; None where all see all."""

@@ -25,10 +25,16 @@ class OffloadedExperts:
         self._rule = loaded.gates.rule
         self._routers = loaded.gates.routers
         self._num_experts = loaded.num_experts
-        self._speculates = True
+        self._publishes = offloader.wants_gates
+        self._speculates = offloader.wants_speculative
         self._slots = [loaded.layout.numpy_views(slot) for slot in offloader.arena]
         self._row_of_token_T = np.empty(0, np.int32)
         self._num_rows = 0
+
+    def close(self) -> None:
+        """Lets go of the slots' memory."""
+        self._tap.close()
+        self._slots.clear()
 
     def begin_step(self, tokens_of_row_R: list[int]) -> None:
         self._num_rows = len(tokens_of_row_R)
@@ -50,7 +56,8 @@ class OffloadedExperts:
             for expert, slot in delivered:
                 dispatch.compute(module, expert, self._slots[slot])
             self._offloader.release([expert for expert, _ in delivered])
-        self._publish(layer, chosen_TK)
+        if self._publishes:
+            self._publish(layer, chosen_TK)
         return dispatch.combine(weights_TK)
 
     def _publish(self, layer: int, chosen_TK: np.ndarray) -> None:

@@ -17,7 +17,7 @@ def pool_rows(
     embeddings_TH = embeddings_TH.float()
     if len(tokens_of_row_R) == len(embeddings_TH):
         return embeddings_TH
-    rows = embeddings_TH.split(tokens_of_row_R)
+    rows = embeddings_TH.split_with_sizes(tokens_of_row_R)
     if pooling == "mean":
         return torch.stack([row.mean(0) for row in rows])
     if pooling == "max":

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
-from fmoe_ray.cache import IterationStats, Offloader
+from fmoe_ray.cache import HostStore, IterationStats, Offloader
 from fmoe_ray.config import Settings
 from fmoe_ray.engine.messages import (
     ExpertCounts,
@@ -58,6 +58,7 @@ class StepRunner:
         model: PackedModel,
         experts: OffloadedExperts,
         offloader: Offloader,
+        store: HostStore,
         info: RunnerInfo,
         pooling: Pooling,
         num_threads: int | None,
@@ -65,6 +66,7 @@ class StepRunner:
         self._model = model
         self._experts = experts
         self._offloader = offloader
+        self._store = store
         self._info = info
         self._pooling: Pooling = pooling
         self._samplers: dict[int, Sampler] = {}
@@ -108,6 +110,7 @@ class StepRunner:
             model=model,
             experts=experts,
             offloader=offloader,
+            store=loaded.store,
             info=RunnerInfo(
                 num_slots=settings.engine.max_batch_size,
                 max_context=max_context,
@@ -135,9 +138,23 @@ class StepRunner:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.run, plan)
 
     async def close(self) -> None:
-        """Waits for the step in progress, then frees model, slots and store."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._offloader.close)
+        """Waits for the step in progress, then gives up slots and store."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._release)
         self._thread.shutdown()
+
+    def shutdown(self) -> None:
+        """`close` without an event loop."""
+        self._thread.submit(self._release).result()
+        self._thread.shutdown()
+
+    def check_integrity(self) -> None:
+        """Raises RuntimeError where the books of the expert cache disagree. Between steps only."""
+        self._offloader.check_integrity()
+
+    def _release(self) -> None:
+        self._experts.close()
+        self._offloader.close()
+        self._store.close()
 
     def run(self, plan: StepPlan) -> StepResult:
         """`step` on the calling thread: for use without an event loop, never beside it."""
@@ -167,9 +184,9 @@ class StepRunner:
         tokens_of_row_R = [len(row.tokens) for row in rows]
         embeddings_RH = pool_rows(self._model.embed(tokens_T), tokens_of_row_R, self._pooling)
         self._offloader.begin_iteration(
-            np.array([row.request_id for row in rows], np.uint64),
+            np.array([row.request_id for row in rows], np.int64),
             np.array([self._phase(row) for row in rows], np.uint8),
-            np.array([row.tokens[-1] for row in rows], np.int32),
+            np.array([_only_token(row) for row in rows], np.int32),
             embeddings_RH.cpu().numpy(),
         )
         self._experts.begin_step(tokens_of_row_R)
@@ -185,7 +202,7 @@ class StepRunner:
         is_nan_R = logits_RV.isnan().any(-1).tolist()
         results = []
         for number, row in enumerate(rows):
-            hits, late, misses = (int(count) for count in iteration.row_counts[number])
+            hits, late, misses = (int(count) for count in iteration.rows[number])
             experts = ExpertCounts(hits=hits, late=late, misses=misses)
             if is_nan_R[number]:
                 error = f"request {row.request_id}: the model computed not-a-number (NaN) logits"
@@ -227,6 +244,10 @@ def _max_context(settings: Settings, loaded: LoadedModel) -> int:
     return asked if asked is not None else int(limit or 0)
 
 
+def _only_token(row: Row) -> int:
+    return row.tokens[0] if len(row.tokens) == 1 else -1
+
+
 def _use_threads(num_threads: int | None) -> None:
     if num_threads is not None:
         torch.set_num_threads(num_threads)  # per thread: has to be said on the one that computes
@@ -236,8 +257,8 @@ def _stats(iteration: IterationStats, seconds: float) -> StepStats:
     return StepStats(
         seconds=seconds,
         stall_seconds=iteration.stall_s,
-        bytes_on_demand=iteration.bytes_on_demand,
-        bytes_prefetched=iteration.bytes_prefetched,
+        bytes_on_demand=iteration.bytes.on_demand,
+        bytes_prefetched=iteration.bytes.prefetched,
         hits=iteration.hits,
         late=iteration.late,
         misses=iteration.misses,

@@ -5,7 +5,7 @@ Uses private names of transformers 5.24; tests/models/test_loader.py guards them
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -119,22 +119,22 @@ class WeightReader:
         )
         with _quiet():
             info, _ = convert_and_load_state_dict_in_model(model, self._dense, config)
+            self._refuse("of another shape", info.mismatched_keys)
+            self._refuse("not convertible", info.conversion_errors)
             info.missing_keys -= experts
             for name in experts:  # or finalising would allocate and initialise them
                 model.get_parameter(name)._is_hf_initialized = True
             info = model._finalize_model_loading(model, config, info)
-        for what, names in (
-            ("missing", info.missing_keys),
-            ("of another shape", info.mismatched_keys),
-            ("not convertible", info.conversion_errors),
-        ):
-            if names:
-                raise CheckpointError(
-                    f"{self._checkpoint.folder}: {len(names)} tensors are {what}, for example "
-                    f"{sorted(map(str, names))[0]}; the checkpoint does not fit its config.json"
-                )
+            self._refuse("missing", info.missing_keys)
         model.eval()
         model.requires_grad_(False)
+
+    def _refuse(self, what: str, keys: Collection[Any]) -> None:
+        if keys:
+            raise CheckpointError(
+                f"{self._checkpoint.folder}: {len(keys)} tensors are {what}, for example "
+                f"{min(map(str, keys))}; the checkpoint does not fit its config.json"
+            )
 
     def load_experts(self, store: BlobStore, progress: Progress | None = None) -> None:
         """Writes every expert into its blob, converted to the architecture's types.

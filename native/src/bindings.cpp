@@ -36,4 +36,5 @@ NB_MODULE(_native, m) {
     fmoe::bindings::bind_host_store(m);
     fmoe::bindings::bind_offloader(m);
     fmoe::bindings::bind_gates(m);
+    fmoe::bindings::bind_simulator(m);
 }

@@ -224,6 +224,7 @@ void Offloader::count_stall(double seconds) {
 }
 
 void Offloader::deliver(std::vector<Delivery>& out) {
+    out.clear();
     if (!gate_.has_begun && planner_.is_held()) return;
     const ExpertCache& cache = planner_.cache();
     std::erase_if(gate_.undelivered, [&](int expert) {

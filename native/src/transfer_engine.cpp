@@ -90,10 +90,15 @@ bool TransferEngine::can_issue(const Copy& copy) const {
     return copy.issued < blobs_.blob_bytes && is_slot_ours;
 }
 
+bool TransferEngine::has_begun_prefetch() const {
+    return std::any_of(prefetch_.begin(), prefetch_.end(), [this](const Copy& copy) {
+        return copy.issued > 0 && copy.issued < blobs_.blob_bytes;
+    });
+}
+
 void TransferEngine::issue(Copies::iterator copy, double now) {
     const bool is_urgent = copy->cause == Cause::on_demand;
-    if (is_urgent && copy->issued == 0 && !prefetch_.empty() && prefetch_.front().issued > 0)
-        ++counters_.preemptions;
+    if (is_urgent && copy->issued == 0 && has_begun_prefetch()) ++counters_.preemptions;
     const std::size_t bytes = std::min(chunk_bytes_, blobs_.blob_bytes - copy->issued);
     const std::uint64_t ticket = ++last_ticket_;
     in_flight_.push_back({ticket, copy, false, copy->slot, bytes, copy->cause, now});

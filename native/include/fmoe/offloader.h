@@ -71,6 +71,11 @@ public:
 
     Device& device() noexcept { return *device_; }
     const HostStore& store() const noexcept { return *store_; }
+    // False: publish_gate() has no effect and need not be called.
+    bool wants_gates() const noexcept { return predictor_ != nullptr; }
+    bool wants_speculative() const {
+        return predictor_ != nullptr && predictor_->wants_speculative();
+    }
 
     // `context.iteration` is ignored: the offloader counts.
     void begin_iteration(const IterationContext& context);
@@ -78,10 +83,10 @@ public:
     // ignored; row_of_token: [T]. Starts loading what is missing.
     void request(int layer, std::span<const std::int32_t> chosen,
                  std::span<const std::int32_t> row_of_token);
-    // Appends the chosen experts that became computable since the last call. False if nothing can
-    // be delivered yet though something is still to come.
+    // `out` becomes the chosen experts that are computable since the last call. False if there is
+    // none yet though some are still to come.
     bool try_wait(std::vector<Delivery>& out);
-    // As try_wait, but blocks until one is computable; appends nothing when all were delivered.
+    // As try_wait, but blocks until one is computable; empty when all were delivered.
     // Throws TimeoutError, or invalid_argument where only release() could make progress.
     void wait(std::vector<Delivery>& out);
     // As wait(), but polls: for a thread that has a core to itself and answers a GPU.

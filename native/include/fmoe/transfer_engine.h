@@ -77,6 +77,7 @@ private:
     // False: nothing can be issued now.
     bool next_to_issue(Copies::iterator& next);
     bool can_issue(const Copy& copy) const;
+    bool has_begun_prefetch() const;
     void issue(Copies::iterator copy, double now);
     void start(const LinkCommand& command);
     void promote(int expert);

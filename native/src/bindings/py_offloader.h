@@ -60,7 +60,6 @@ public:
     Offloader* operator->() { return offloader_.get(); }
 
     Deliveries wait() {
-        deliveries_.clear();
         if (!unlocked([&] { return offloader_->try_wait(deliveries_); })) {
             const nanobind::gil_scoped_release release;
             offloader_->wait(deliveries_);

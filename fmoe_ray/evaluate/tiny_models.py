@@ -1,4 +1,6 @@
-"""Tiny random models of many families: sizes only, everything else is each family's own default."""
+"""Tiny random models of many families, to check that each loads and runs: the sizes are set here,
+everything else is the family's own default.
+"""
 
 import dataclasses
 import inspect
@@ -140,7 +142,9 @@ def tiny_model(family: str, dtype: torch.dtype = torch.float32, **overrides: Any
     return model.eval()
 
 
-def save_tiny(family: str, folder: Path, **overrides: Any) -> Path:
+def save_tiny(
+    family: str, folder: Path, dtype: torch.dtype = torch.float32, **overrides: Any
+) -> Path:
     """A checkpoint as the hub has it: several shards, one tensor per expert."""
-    tiny_model(family, **overrides).save_pretrained(folder, max_shard_size="300KB")
+    tiny_model(family, dtype, **overrides).save_pretrained(folder, max_shard_size="300KB")
     return folder

@@ -1,0 +1,88 @@
+"""The Serve deployment: HTTP, tokenizer and scheduler of one replica. It touches no GPU."""
+
+import asyncio
+import logging
+import os
+import time
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+
+from fmoe_ray.actors.gang import ShardGang
+from fmoe_ray.api.app import create_app
+from fmoe_ray.api.metrics import PrometheusObserver
+from fmoe_ray.api.service import Service
+from fmoe_ray.config import Settings
+from fmoe_ray.engine.backend import Backend
+from fmoe_ray.engine.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+LEAVE_AFTER_S = 0.5
+"""Between the end of the engine and the end of the process: answers in flight get out."""
+
+
+class Replica:
+    """One hop from client to engine: the replica is the ASGI application itself."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, settings: Settings, backend: Backend
+    ) -> None:
+        # Ray leaves all GPUs visible to an actor that asked for none; a stray call would put a
+        # CUDA context on the shards' device.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        await asyncio.to_thread(backend.check, settings)
+        self._settings = settings
+        self._gang = ShardGang(settings, backend)
+        channel, tokenizer = await asyncio.gather(
+            self._gang.start(), asyncio.to_thread(backend.load_tokenizer, settings)
+        )
+        self._channel = channel
+        self._metrics = PrometheusObserver()
+        self._engine = Engine(channel, tokenizer, settings.engine, observers=(self._metrics,))
+        await self._engine.start()
+        self._tasks = (
+            asyncio.create_task(self._stop_engine_without_shards()),
+            asyncio.create_task(self._leave_without_engine()),
+        )
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        return create_app(
+            Service(
+                engine=self._engine,
+                model_name=self._settings.model.name,
+                replica=serve.get_replica_context().replica_tag,
+                settings=self._settings.server,
+                metrics=self._metrics,
+                started_at=int(time.time()),
+            )
+        )
+
+    def check_health(self) -> None:
+        """Called by Serve. Cheap, and about progress: a busy engine is healthy, a stuck one not."""
+        self._engine.check_health()
+
+    async def shard_pids(self) -> list[int]:
+        return await self._gang.pids()
+
+    async def _stop_engine_without_shards(self) -> None:
+        error = await self._gang.lost()
+        self._channel.fail(error)
+        self._engine.fail(error)
+
+    async def _leave_without_engine(self) -> None:
+        """Serve replaces a dead process at once, but an unhealthy one only after three checks."""
+        error = await self._engine.failed()
+        logger.error("this replica leaves: %s", error)
+        await asyncio.sleep(LEAVE_AFTER_S)
+        os._exit(1)
+
+    async def __del__(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self._engine.drain(self._settings.server.drain_timeout_s)
+        await self._engine.close()
+
+
+ReplicaDeployment: Any = serve.deployment(name="Replica")(serve.ingress()(Replica))

@@ -1,0 +1,112 @@
+"""Checks a Serve configuration file without a cluster, more strictly than Serve does.
+
+Serve ignores keys it does not know; here they are mistakes.
+"""
+
+import inspect
+import os
+import types
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from ray.serve.schema import ServeDeploySchema
+
+from fmoe_ray.actors.replica import ReplicaDeployment
+from fmoe_ray.config import describe
+
+_PLACED_BY_BUILDER = ("placement_group_bundles", "placement_group_strategy", "ray_actor_options")
+
+
+def find_mistakes(path: str | os.PathLike[str]) -> list[str]:
+    """One line a mistake; empty if the file can be deployed as far as can be told offline."""
+    try:
+        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        return [f"cannot be read: {error.strerror}"]
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        return [f"not YAML: {error}"]
+    if not isinstance(document, dict) or not document.get("applications"):
+        return ["no applications: list; is it a Serve configuration file?"]
+    try:
+        ServeDeploySchema.model_validate(document)
+    except ValidationError as error:
+        return [describe(error)]
+    mistakes = [f"{key}: Serve does not know this key" for key in _unknown_keys(document)]
+    for index, application in enumerate(document["applications"]):
+        where = f"applications.{index}"
+        mistakes += [f"{where}.{mistake}" for mistake in _application_mistakes(application)]
+    return mistakes
+
+
+def _unknown_keys(document: dict[str, Any]) -> Iterator[str]:
+    yield from _unknown(document, ServeDeploySchema, "")
+
+
+def _unknown(value: Any, annotation: Any, path: str) -> Iterator[str]:
+    """Keys of `value` for which the pydantic model in `annotation` has no field."""
+    origin = get_origin(annotation)
+    if origin in (Union, types.UnionType):
+        models = [arg for arg in get_args(annotation) if _holds_model(arg)]
+        if len(models) == 1:
+            yield from _unknown(value, models[0], path)
+    elif origin is list and isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _unknown(item, get_args(annotation)[0], f"{path}.{index}")
+    elif _is_model(annotation) and isinstance(value, dict):
+        for key, item in value.items():
+            here = f"{path}.{key}".lstrip(".")
+            field = annotation.model_fields.get(key)
+            if field is None:
+                yield here
+            else:
+                yield from _unknown(item, field.annotation, here)
+
+
+def _is_model(annotation: Any) -> bool:
+    return inspect.isclass(annotation) and issubclass(annotation, BaseModel)
+
+
+def _holds_model(annotation: Any) -> bool:
+    return _is_model(annotation) or any(_holds_model(arg) for arg in get_args(annotation))
+
+
+def _application_mistakes(application: dict[str, Any]) -> Iterator[str]:
+    import_path = str(application["import_path"])
+    module, _, name = import_path.replace(":", ".").rpartition(".")
+    try:
+        builder = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        yield f"import_path: {import_path} cannot be imported: {error}"
+        return
+    yield from _argument_mistakes(builder, application.get("args") or {})
+    if module.startswith("fmoe_ray."):
+        for deployment in application.get("deployments") or []:
+            yield from _deployment_mistakes(deployment)
+
+
+def _argument_mistakes(builder: Any, args: dict[str, Any]) -> Iterator[str]:
+    if not inspect.isfunction(builder):
+        return
+    parameters = list(inspect.signature(builder).parameters.values())
+    if len(parameters) != 1 or not _is_model(parameters[0].annotation):
+        return
+    try:
+        parameters[0].annotation.model_validate(args)
+    except ValidationError as error:
+        yield f"args: {describe(error)}"
+
+
+def _deployment_mistakes(deployment: dict[str, Any]) -> Iterator[str]:
+    name = deployment["name"]
+    if name != ReplicaDeployment.name:
+        yield f"deployments: there is no deployment {name!r}; write {ReplicaDeployment.name}"
+    for key in _PLACED_BY_BUILDER:
+        if key in deployment:
+            yield f"deployments.{name}.{key}: follows from args.shards; remove it"
+    for key in ("max_ongoing_requests", "max_queued_requests"):
+        if deployment.get(key, -1) == -1:
+            yield f"deployments.{name}.{key}: without a limit overload is never refused; set it"

@@ -1,0 +1,124 @@
+"""The ASGI application of one replica: OpenAI's endpoints, health, metrics, version."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
+from fmoe_ray import __version__
+from fmoe_ray.api.body import describe_body, read_body
+from fmoe_ray.api.errors import add_error_handlers
+from fmoe_ray.api.jobs import Job, chat_job, completion_job
+from fmoe_ray.api.keys import KeyCheck
+from fmoe_ray.api.responses import AnswerResponse
+from fmoe_ray.api.schemas import ChatCompletionRequest, CompletionRequest
+from fmoe_ray.api.service import Service
+from fmoe_ray.errors import (
+    EngineError,
+    InvalidRequestError,
+    ModelNotFoundError,
+)
+
+router = APIRouter()
+
+
+def create_app(service: Service) -> FastAPI:
+    app = FastAPI(title="fmoe_ray", version=__version__)
+    app.state.service = service
+    app.include_router(router)
+    add_error_handlers(app)
+    if service.settings.api_keys:
+        app.add_middleware(KeyCheck, keys=service.settings.api_keys)
+    return app
+
+
+def _service(request: Request) -> Service:
+    service = request.app.state.service
+    assert isinstance(service, Service)
+    return service
+
+
+ServiceOf = Annotated[Service, Depends(_service)]
+
+
+@router.post("/v1/chat/completions", openapi_extra=describe_body(ChatCompletionRequest))
+async def create_chat_completion(request: Request, service: ServiceOf) -> Response:
+    body = await read_body(request, ChatCompletionRequest)
+    return await _answer(service, body.model, lambda: chat_job(body, service.engine.tokenizer))
+
+
+@router.post("/v1/completions", openapi_extra=describe_body(CompletionRequest))
+async def create_completion(request: Request, service: ServiceOf) -> Response:
+    body = await read_body(request, CompletionRequest)
+    return await _answer(
+        service, body.model, lambda: completion_job(body, service.engine.tokenizer)
+    )
+
+
+@router.get("/v1/models")
+async def list_models(service: ServiceOf) -> dict[str, Any]:
+    return {"object": "list", "data": [_model_body(service)]}
+
+
+@router.get("/v1/models/{model:path}")
+async def get_model(model: str, service: ServiceOf) -> dict[str, Any]:
+    _check_model(service, model)
+    return _model_body(service)
+
+
+@router.get("/health")
+async def health(service: ServiceOf) -> JSONResponse:
+    """503 when the engine makes no progress, though the process may be alive."""
+    body = {"status": "ok", "replica": service.replica, **asdict(service.engine.health())}
+    try:
+        service.engine.check_health()
+    except EngineError as error:
+        return JSONResponse({**body, "status": "failed", "failure": str(error)}, 503)
+    return JSONResponse(body)
+
+
+@router.get("/metrics")
+async def metrics(service: ServiceOf) -> PlainTextResponse:
+    text = service.metrics.render(service.engine.health())
+    return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    return {"version": __version__}
+
+
+async def _answer(service: Service, model: str, make_job: Callable[[], Job]) -> Response:
+    _check_model(service, model)
+    job = await asyncio.to_thread(make_job)  # long prompts take milliseconds to tokenize
+    if len(job.requests) > service.engine.max_requests:
+        raise InvalidRequestError(
+            f"{len(job.requests)} choices in one request; this server takes at most "
+            f"{service.engine.max_requests} (KV slots and engine.max_waiting)",
+            "n",
+        )
+    stream = service.engine.submit(*job.requests)
+    return AnswerResponse(job, stream, keep_alive_s=service.settings.keep_alive_s)
+
+
+def _check_model(service: Service, model: str) -> None:
+    if model != service.model_name:
+        raise ModelNotFoundError(
+            f"model {model!r} is not served here; this server has {service.model_name!r}",
+            "model",
+            "model_not_found",
+        )
+
+
+def _model_body(service: Service) -> dict[str, Any]:
+    info = service.engine.info
+    return {
+        "id": service.model_name,
+        "object": "model",
+        "created": service.started_at,
+        "owned_by": "fmoe_ray",
+        "fmoe": asdict(info),
+    }

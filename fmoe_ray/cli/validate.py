@@ -1,0 +1,27 @@
+"""`fmoe validate`: checks Serve configuration files without a cluster."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fmoe_ray.cli.app import app
+
+
+@app.command()
+def validate(
+    files: Annotated[list[Path], typer.Argument(help="Serve configuration files.")],
+) -> None:
+    """Check Serve configuration files: schema, unknown keys, settings of the application."""
+    from fmoe_ray.actors.serve_file import find_mistakes
+
+    num_wrong = 0
+    for file in files:
+        mistakes = find_mistakes(file)
+        num_wrong += bool(mistakes)
+        for mistake in mistakes:
+            typer.echo(f"{file}: {mistake}", err=True)
+        if not mistakes:
+            typer.echo(f"{file}: ok")
+    if num_wrong:
+        raise typer.Exit(2)

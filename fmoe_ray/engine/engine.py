@@ -1,0 +1,243 @@
+"""The engine: a loop that keeps one step in flight and hands each request its events.
+
+Lives on one asyncio loop. Knows neither HTTP nor how a step is carried out.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from fmoe_ray.config import EngineSettings
+from fmoe_ray.engine.messages import StepPlan, StepResult
+from fmoe_ray.engine.request import GenerationRequest, Usage
+from fmoe_ray.engine.runner import Runner, RunnerInfo
+from fmoe_ray.engine.scheduler import Events, Scheduler
+from fmoe_ray.engine.stream import EventStream
+from fmoe_ray.engine.tokenizer import Tokenizer
+from fmoe_ray.errors import EngineError, FmoeError, RequestError, StepTimeoutError, UnavailableError
+
+logger = logging.getLogger(__name__)
+
+
+class EngineObserver(Protocol):
+    """Told what happens, for metrics. Called on the engine's loop: must not wait or raise."""
+
+    def step_done(self, plan: StepPlan, result: StepResult, num_waiting: int) -> None: ...
+
+    def request_ended(self, reason: str, usage: Usage) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineHealth:
+    num_running: int
+    num_waiting: int
+    num_free_slots: int
+    num_steps: int
+    step_age_s: float
+    """How long the step in flight has been computed; 0 if there is none."""
+    is_draining: bool
+    failure: str | None
+    """Why no later step can succeed."""
+
+
+class Engine:
+    """Continuous batching over a runner.
+
+    Use as `async with Engine(...) as engine`, or call `start` and `close`.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        tokenizer: Tokenizer,
+        settings: EngineSettings,
+        *,
+        observers: tuple[EngineObserver, ...] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._runner = runner
+        self._settings = settings
+        self._observers = observers
+        self._clock = clock
+        self._scheduler = Scheduler(runner.info, tokenizer, max_waiting=settings.max_waiting)
+        self._readers: dict[int, tuple[EventStream, int]] = {}
+        self._work = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._loop_task: asyncio.Task[None] | None = None
+        self._num_steps = 0
+        self._step_began_s: float | None = None
+        self._is_draining = False
+        self._failure: FmoeError | None = None
+        self._has_failed = asyncio.Event()
+        self.tokenizer = tokenizer
+
+    @property
+    def info(self) -> RunnerInfo:
+        return self._runner.info
+
+    @property
+    def max_requests(self) -> int:
+        """Requests that can be running and waiting at the same time."""
+        return self._runner.info.num_slots + self._settings.max_waiting
+
+    async def start(self) -> None:
+        self._loop_task = asyncio.create_task(self._run(), name="engine-steps")
+
+    async def __aenter__(self) -> "Engine":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def submit(self, *requests: GenerationRequest) -> EventStream:
+        """Queues requests, all or none. Iterate over the result; close it to cancel.
+
+        Raises InvalidRequestError, OverloadedError, and UnavailableError once the engine drains or
+        has failed.
+        """
+        if self._failure is not None:
+            raise UnavailableError(f"this replica has stopped: {self._failure}")
+        if self._is_draining:
+            raise UnavailableError("this replica is being replaced; send the request again")
+        ids: list[int] = []
+        try:
+            for request in requests:
+                ids.append(
+                    self._scheduler.submit(
+                        request, now=self._clock(), timeout_s=self._settings.request_timeout_s
+                    )
+                )
+        except RequestError:
+            self._cancel(ids)
+            raise
+        stream = EventStream(len(ids), lambda: self._cancel(ids))
+        for index, request_id in enumerate(ids):
+            self._readers[request_id] = (stream, index)
+        self._idle.clear()
+        self._work.set()
+        return stream
+
+    def fail(self, error: FmoeError) -> None:
+        """Ends every request with `error` at once and refuses later ones with it."""
+        if self._failure is None:
+            logger.error("the engine stops: %s", error)
+            self._end_all(error)
+
+    async def failed(self) -> FmoeError:
+        """Waits until no later step can succeed."""
+        await self._has_failed.wait()
+        assert self._failure is not None
+        return self._failure
+
+    def health(self) -> EngineHealth:
+        """Cheap; looks at progress, not only at life."""
+        began = self._step_began_s
+        return EngineHealth(
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_free_slots=self._scheduler.num_free_slots,
+            num_steps=self._num_steps,
+            step_age_s=0.0 if began is None else self._clock() - began,
+            is_draining=self._is_draining,
+            failure=None if self._failure is None else str(self._failure),
+        )
+
+    def check_health(self) -> None:
+        """Raises EngineError if the engine has failed or its step makes no progress."""
+        health = self.health()
+        if health.failure is not None:
+            raise EngineError(health.failure)
+        if health.step_age_s > self._settings.step_timeout_s:
+            raise StepTimeoutError(f"no progress for {health.step_age_s:.0f} s")
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Accepts nothing more and waits for what runs; False if `timeout_s` was too short."""
+        self._is_draining = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Ends what is left with an error, then closes the runner."""
+        if self._failure is None:
+            self._end_all(UnavailableError("this replica has been shut down"))
+        if self._loop_task is not None:
+            self._loop_task.cancel()
+            await asyncio.gather(self._loop_task, return_exceptions=True)
+        await self._runner.close()
+
+    def check_integrity(self) -> None:
+        self._scheduler.check_integrity()
+        in_engine = self._scheduler.num_running + self._scheduler.num_waiting
+        assert len(self._readers) <= in_engine, (len(self._readers), in_engine)
+        assert self._scheduler.is_idle == self._idle.is_set()
+
+    async def _run(self) -> None:
+        while self._failure is None:
+            self._deliver(self._scheduler.expire(self._clock()))
+            plan = self._scheduler.plan(self._clock())
+            if plan is None:
+                self._work.clear()
+                await self._work.wait()
+                continue
+            try:
+                result = await self._step(plan)
+                if self._failure is None:
+                    self._take(plan, result)
+            except EngineError as error:
+                self.fail(error)
+
+    async def _step(self, plan: StepPlan) -> StepResult:
+        self._step_began_s = self._clock()
+        try:
+            async with asyncio.timeout(self._settings.step_timeout_s):
+                return await self._runner.step(plan)
+        except TimeoutError as error:
+            raise StepTimeoutError(
+                f"step {plan.step} gave no result within {self._settings.step_timeout_s:g} s "
+                "(engine.step_timeout_s)"
+            ) from error
+        finally:
+            self._step_began_s = None
+
+    def _take(self, plan: StepPlan, result: StepResult) -> None:
+        if result.error is not None:
+            logger.error("step %d failed: %s", plan.step, result.error)
+        self._num_steps += 1
+        events = self._scheduler.take(result, self._clock())
+        for observer in self._observers:
+            observer.step_done(plan, result, self._scheduler.num_waiting)
+        self._deliver(events)
+
+    def _end_all(self, error: FmoeError) -> None:
+        self._failure = error
+        self._has_failed.set()
+        self._deliver(self._scheduler.fail(error))
+        self._work.set()
+
+    def _cancel(self, request_ids: list[int]) -> None:
+        for request_id in request_ids:
+            self._readers.pop(request_id, None)
+            self._deliver(self._scheduler.cancel(request_id))
+
+    def _deliver(self, events: Events) -> None:
+        for request_id, event in events:
+            reader = self._readers.get(request_id)
+            if event.finish_reason is not None:
+                self._readers.pop(request_id, None)
+                assert event.usage is not None
+                for observer in self._observers:
+                    observer.request_ended(event.finish_reason, event.usage)
+            if reader is not None:
+                stream, event.index = reader
+                stream.put(event)
+        if self._scheduler.is_idle:
+            self._idle.set()

@@ -1,0 +1,194 @@
+"""Replays a routing trace against a policy over a modelled link; the only user of the native class.
+
+Times are in units of one layer's compute. The link model is described in native fmoe/simulator.h.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fmoe_ray import _native
+from fmoe_ray.errors import ConfigError
+from fmoe_ray.trace.format import RoutingTrace
+
+Sequences = Sequence[tuple[int, int]]
+"""(start, length) of each, in tokens of the trace."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recall:
+    """Of the experts that gates chose, the part that the prediction in force had foreseen."""
+
+    top_k: float
+    """Foreseen among the K most probable."""
+    top_2k: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Simulation:
+    """Totals of the measured sequences. time = compute + stall."""
+
+    num_steps: int
+    num_tokens: int
+    """Rows of all steps; equal to the steps where one sequence runs at a time."""
+    time: float
+    compute: float
+    stall: float
+    hits: int
+    """Ready when the gate asked."""
+    late: int
+    """Requested, not ready."""
+    misses: int
+    """Not requested."""
+    on_demand_loads: int
+    prefetch_loads: int
+    prefetches_used: int
+    prefetches_wasted: int
+    """Evicted or cancelled before any gate asked for them."""
+    prefetches_cancelled: int
+    """Of those, stopped before the copy was done."""
+    evictions: int
+    recall: dict[int, Recall]
+    """By distance: of the newest prediction made at least that many layers before. Distances for
+    which the policy's predictor makes none are left out."""
+    learn_s: float
+    """Wall-clock seconds of the predictor over the sequences it learned from."""
+    run_s: float
+    """Wall-clock seconds of the measured run."""
+
+    @property
+    def time_per_token(self) -> float:
+        return self.time / self.num_tokens
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / (self.hits + self.late + self.misses)
+
+    @property
+    def num_loads(self) -> int:
+        return self.on_demand_loads + self.prefetch_loads
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bounds:
+    """How fast a policy that knows the future is, in time per token; design: Belady, MIN."""
+
+    belady: float
+    """Farthest next use evicted, no prefetch."""
+    clairvoyant: float
+    """The same victims and the next gates' experts prefetched; never above `belady`."""
+    lower_bound: float
+    """max(compute, fewest loads x load time): no schedule gets below."""
+    fewest_loads: float
+    """Loads per token that no schedule gets below."""
+
+
+class TraceSimulator:
+    """One trace, any number of runs. Runs release the GIL and may go on in several threads."""
+
+    def __init__(self, trace: RoutingTrace) -> None:
+        self._trace = trace
+        self._view = _native.TraceView(
+            trace.num_experts,
+            trace.expert_ids,
+            trace.weights,
+            trace.probs,
+            trace.spec_probs,
+            trace.embeddings,
+            trace.token_ids,
+            trace.phase,
+        )
+
+    @property
+    def trace(self) -> RoutingTrace:
+        return self._trace
+
+    def run(
+        self,
+        policy: str,
+        measured: Sequences,
+        *,
+        slots: int,
+        load_ratio: float,
+        learned: Sequences = (),
+        batch: int = 1,
+        eviction: str = "policy",
+        prefetch_distance: int = 3,
+        store_capacity: int = 1000,
+        prediction_delay: float = 0.0,
+    ) -> Simulation:
+        """Shows `learned` to the policy's predictor, then plays `measured` on an empty cache.
+
+        load_ratio: load time of one expert / compute time of one layer. batch: sequences that
+        advance together. eviction: "policy" is the policy's own. prediction_delay: from an observation to the prediction made of it.
+        Raises ConfigError for an unknown policy or a value that does not fit.
+        """
+        if not measured:
+            raise ConfigError("no sequence to measure; give a trace with more or a smaller split")
+        try:
+            simulator = _native.Simulator(
+                self._view,
+                policy,
+                slots,
+                load_ratio,
+                batch=batch,
+                eviction=eviction,
+                prefetch_distance=prefetch_distance,
+                store_capacity=store_capacity,
+                prediction_delay=prediction_delay,
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        begin = time.perf_counter()
+        for sequence in learned:  # one by one, so that an interrupt is heard in between
+            simulator.warm_up([sequence])
+        learned_at = time.perf_counter()
+        simulator.run(list(measured))
+        simulator.check_integrity()
+        run_at = time.perf_counter()
+        return _simulation(simulator.result(), learned_at - begin, run_at - learned_at)
+
+    def bounds(
+        self, measured: Sequences, *, slots: int, load_ratio: float, batch: int = 1
+    ) -> Bounds:
+        """Of the same run. Raises ConfigError for a value that does not fit."""
+        try:
+            bounds = _native.clairvoyant_bounds(
+                self._view, list(measured), slots, load_ratio, batch
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        return Bounds(
+            belady=bounds.belady / bounds.num_tokens,
+            clairvoyant=bounds.clairvoyant / bounds.num_tokens,
+            lower_bound=bounds.lower_bound / bounds.num_tokens,
+            fewest_loads=bounds.fewest_loads / bounds.num_tokens,
+        )
+
+
+def _simulation(result: _native.SimulationResult, learn_s: float, run_s: float) -> Simulation:
+    return Simulation(
+        num_steps=result.num_steps,
+        num_tokens=result.num_tokens,
+        time=result.time,
+        compute=result.compute,
+        stall=result.stall,
+        hits=result.hits,
+        late=result.late,
+        misses=result.misses,
+        on_demand_loads=result.on_demand_loads,
+        prefetch_loads=result.prefetch_loads,
+        prefetches_used=result.prefetches_used,
+        prefetches_wasted=result.prefetches_wasted,
+        prefetches_cancelled=result.prefetches_cancelled,
+        evictions=result.evictions,
+        recall={
+            distance: Recall(
+                top_k=count.within_top_k / count.chosen, top_2k=count.within_top_2k / count.chosen
+            )
+            for distance, count in enumerate(result.recall, start=1)
+            if count.chosen
+        },
+        learn_s=learn_s,
+        run_s=run_s,
+    )
