@@ -1,19 +1,30 @@
-"""The experts of a step on a CPU: asks for them, tells the predictor what the gates said, and
-computes each one as soon as it is there.
+"""The experts of a step one by one, with the operations of transformers: asks for them, tells the
+predictor what the gates said, and computes each one as soon as it is there. On a CPU, and on a GPU
+for experts that our kernels do not know.
 
 Shape letters: T tokens of the step, K experts of a token, J experts of a layer, R rows.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from fmoe_ray.cache import Geometry, Offloader
-from fmoe_ray.config import OffloadSettings
-from fmoe_ray.models.experts import Dispatch
+from fmoe_ray.config import Budget, OffloadSettings
+from fmoe_ray.models.experts import Dispatch, ExpertsBackend
 from fmoe_ray.models.loader import LoadedModel
 from fmoe_ray.models.router import RouterTap, mean_by_row
+
+
+class StepExperts(ExpertsBackend, Protocol):
+    """The experts of one step after the other."""
+
+    def begin_step(self, tokens_of_row_R: list[int]) -> None:
+        """Before the forward pass of a step with these rows."""
+
+    def close(self) -> None:
+        """Lets go of the slots' memory."""
 
 
 class OffloadedExperts:
@@ -27,7 +38,10 @@ class OffloadedExperts:
         self._num_experts = loaded.num_experts
         self._publishes = offloader.wants_gates
         self._speculates = offloader.wants_speculative
-        self._slots = [loaded.layout.numpy_views(slot) for slot in offloader.arena]
+        self._slots = [
+            loaded.layout.views(slot[: loaded.layout.blob_bytes])
+            for slot in device_arena(offloader, loaded.device)
+        ]
         self._row_of_token_T = np.empty(0, np.int32)
         self._num_rows = 0
 
@@ -49,12 +63,14 @@ class OffloadedExperts:
         weights_TK: torch.Tensor,
     ) -> torch.Tensor:
         """Batches of experts are computed in order of arrival; the sum does not depend on it."""
-        chosen_TK = index_TK.to(torch.int32).numpy()
+        chosen_TK = index_TK.to(torch.int32).cpu().numpy()
         self._offloader.request(layer, chosen_TK, self._row_of_token_T)
         dispatch = Dispatch(hidden_TH, index_TK, self._num_experts)
         while delivered := self._offloader.wait():
             for expert, slot in delivered:
                 dispatch.compute(module, expert, self._slots[slot])
+            if hidden_TH.is_cuda:  # launched is not computed
+                torch.cuda.current_stream().synchronize()
             self._offloader.release([expert for expert, _ in delivered])
         if self._publishes:
             self._publish(layer, chosen_TK)
@@ -79,16 +95,43 @@ class OffloadedExperts:
     def _by_row(self, output_TJ: torch.Tensor) -> np.ndarray:
         """float32 [R, J]"""
         probs_TJ = self._rule.distribution(output_TJ)
-        rows_T = torch.from_numpy(self._row_of_token_T)
-        return mean_by_row(probs_TJ, rows_T, self._num_rows).numpy()
+        rows_T = torch.from_numpy(self._row_of_token_T).to(probs_TJ.device)
+        return mean_by_row(probs_TJ, rows_T, self._num_rows).cpu().numpy()
 
 
-def open_offloader(loaded: LoadedModel, settings: OffloadSettings) -> Offloader:
+class _DeviceMemory:
+    """Memory of a GPU at an address, for `torch.as_tensor`."""
+
+    def __init__(self, address: int, shape: tuple[int, int]) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": shape,
+            "typestr": "|u1",
+            "data": (address, False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+def device_arena(offloader: Offloader, device: torch.device) -> torch.Tensor:
+    """uint8 [num_slots, slot_stride_bytes] where the slots lie; valid while the offloader lives."""
+    if device.type == "cpu":
+        return torch.from_numpy(offloader.arena)
+    shape = (offloader.num_slots, offloader.slot_stride_bytes)
+    return torch.as_tensor(_DeviceMemory(offloader.arena_address, shape), device=device)
+
+
+def open_offloader(
+    loaded: LoadedModel, settings: OffloadSettings, free_bytes: int | None = None
+) -> Offloader:
     """Slots for the budget, served from the model's host store by the policy of the settings.
 
+    `free_bytes` of the device is what an automatic budget may take; None: as much as it likes.
     Raises ConfigError for a budget below top_k experts or an unknown policy, CapacityError.
     """
-    num_slots = settings.budget.slots(
+    budget = settings.budget
+    if budget.is_automatic and free_bytes is not None:
+        budget = Budget(num_bytes=max(1, free_bytes))
+    num_slots = budget.slots(
         num_experts=loaded.num_layers * loaded.num_experts,
         expert_bytes=loaded.layout.blob_bytes,
         min_slots=loaded.top_k,
@@ -106,4 +149,5 @@ def open_offloader(loaded: LoadedModel, settings: OffloadSettings) -> Offloader:
         prefetch_depth=settings.prefetch_depth,
         link_gbps=settings.link_gbps,
         timeout_s=settings.transfer_timeout_s,
+        cuda_device=loaded.device.index if loaded.device.type == "cuda" else None,
     )

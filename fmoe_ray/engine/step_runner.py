@@ -11,6 +11,7 @@ import torch
 
 from fmoe_ray.cache import HostStore, IterationStats, Offloader
 from fmoe_ray.config import Settings
+from fmoe_ray.engine.gpu.assemble import GpuParts, assemble_gpu, free_bytes, prepare_process
 from fmoe_ray.engine.messages import (
     ExpertCounts,
     Row,
@@ -20,7 +21,7 @@ from fmoe_ray.engine.messages import (
     StepResult,
     StepStats,
 )
-from fmoe_ray.engine.offloaded_experts import OffloadedExperts, open_offloader
+from fmoe_ray.engine.offloaded_experts import OffloadedExperts, StepExperts, open_offloader
 from fmoe_ray.engine.packed_model import PackedModel
 from fmoe_ray.engine.pooling import Pooling, pool_rows
 from fmoe_ray.engine.runner import RunnerInfo
@@ -56,7 +57,8 @@ class StepRunner:
         self,
         *,
         model: PackedModel,
-        experts: OffloadedExperts,
+        experts: StepExperts,
+        gpu: GpuParts | None,
         offloader: Offloader,
         store: HostStore,
         info: RunnerInfo,
@@ -65,6 +67,7 @@ class StepRunner:
     ) -> None:
         self._model = model
         self._experts = experts
+        self._gpu = gpu
         self._offloader = offloader
         self._store = store
         self._info = info
@@ -87,6 +90,8 @@ class StepRunner:
         """
         _use_threads(settings.engine.num_threads)
         device = choose_device(settings.model.device)
+        if device.type == "cuda":
+            prepare_process()
         loaded = load_model(
             settings.model.path,
             device=device,
@@ -94,21 +99,33 @@ class StepRunner:
             progress=progress,
             timeout_s=settings.shards.start_timeout_s,
         )
+        return cls.of(loaded, settings)
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, settings: Settings) -> "StepRunner":
+        """A runner of a loaded model, which it owns from now on. Raises as `load`."""
+        device = loaded.device
+        is_cuda = device.type == "cuda"
         max_context = _max_context(settings, loaded)
         model = PackedModel(
             loaded.model,
-            num_slots=settings.engine.max_batch_size,
+            num_slots=settings.engine.max_batch_size + is_cuda,  # one for rows that pad
             max_context=max_context,
             device=device,
         )
         model.warm_up()
-        offloader = open_offloader(loaded, settings.offload)
+        free = free_bytes(loaded, settings.engine.max_prefill_tokens) if is_cuda else None
+        offloader = open_offloader(loaded, settings.offload, free)
         tap = RouterTap(loaded.model)
-        experts = OffloadedExperts(loaded, offloader, tap)
+        parts = None
+        if is_cuda:
+            parts = assemble_gpu(loaded, model, offloader, tap, settings)
+        experts = OffloadedExperts(loaded, offloader, tap) if parts is None else parts.experts
         bind_experts(loaded.experts.values(), experts)
         return cls(
             model=model,
             experts=experts,
+            gpu=parts,
             offloader=offloader,
             store=loaded.store,
             info=RunnerInfo(
@@ -120,7 +137,7 @@ class StepRunner:
                 num_experts=loaded.num_experts,
                 top_k=loaded.top_k,
                 expert_bytes=loaded.layout.blob_bytes,
-                expert_slots=len(offloader.arena),
+                expert_slots=offloader.num_slots,
                 device=str(device),
                 dtype=str(loaded.dtype).removeprefix("torch."),
                 policy=settings.offload.policy,
@@ -152,6 +169,8 @@ class StepRunner:
         self._offloader.check_integrity()
 
     def _release(self) -> None:
+        if self._gpu is not None and self._gpu.gates is not None:
+            self._gpu.gates.close()
         self._experts.close()
         self._offloader.close()
         self._store.close()
@@ -189,9 +208,20 @@ class StepRunner:
             np.array([_only_token(row) for row in rows], np.int32),
             embeddings_RH.cpu().numpy(),
         )
-        self._experts.begin_step(tokens_of_row_R)
-        logits_RV = self._model.forward(rows, tokens_T)
+        logits_RV = self._forward(rows, tokens_T, tokens_of_row_R)
         return logits_RV, self._offloader.end_iteration()
+
+    def _forward(
+        self, rows: Sequence[Row], tokens_T: torch.Tensor, tokens_of_row_R: list[int]
+    ) -> torch.Tensor:
+        decode = None if self._gpu is None else self._gpu.decode
+        if decode is not None and decode.takes(rows):
+            return decode.forward(rows)
+        self._experts.begin_step(tokens_of_row_R)
+        if self._gpu is None:
+            return self._model.forward(rows, tokens_T)
+        with self._gpu.uncompiled():
+            return self._model.forward(rows, tokens_T)
 
     def _phase(self, row: Row) -> int:
         return DECODE if row.request_id in self._decoding else PREFILL
@@ -199,7 +229,10 @@ class StepRunner:
     def _sample(
         self, rows: Sequence[Row], logits_RV: torch.Tensor, iteration: IterationStats
     ) -> list[RowResult]:
-        is_nan_R = logits_RV.isnan().any(-1).tolist()
+        # One look at the device for all: the greatest of a row is NaN if any of it is.
+        top_R, token_R = logits_RV.max(-1)
+        is_nan_R = top_R.isnan().tolist()
+        greedy_R = token_R.tolist()
         results = []
         for number, row in enumerate(rows):
             hits, late, misses = (int(count) for count in iteration.rows[number])
@@ -213,7 +246,7 @@ class StepRunner:
                 results.append(RowResult(request_id=row.request_id, token=None, experts=experts))
             else:
                 self._decoding.add(row.request_id)
-                drawn = self._samplers[row.request_id].draw(logits_RV[number])
+                drawn = self._samplers[row.request_id].draw(logits_RV[number], greedy_R[number])
                 results.append(
                     RowResult(
                         request_id=row.request_id,

@@ -32,22 +32,39 @@ class StepState(Protocol):
         """q [B, Q, D], k [B, G, D], v [B, G, V], one token a row -> [B, Q, V]."""
 
     def experts(
-        self, x: Tensor, ids: Tensor, weights: Tensor, scores: Tensor, layer: int
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        scores: Tensor,
+        router_input: Tensor,
+        layer: int,
     ) -> Tensor:
-        """x [T, H], ids and weights [T, K], scores [T, J] or empty -> weighted [T, K, H]."""
+        """x [T, H], ids and weights [T, K], scores (the router's output) [T, J] or empty, what the
+        router read or empty -> weighted [T, K, H].
+        """
 
 
 _current: list[StepState] = []
+_is_decoding = False
 
 
 @contextmanager
-def bind(state: StepState) -> "Iterator[None]":
-    """Operators called inside reach `state`."""
+def bind(state: StepState, *, decodes: bool = False) -> "Iterator[None]":
+    """Operators called inside reach `state`; `decodes`: each row has one token."""
+    global _is_decoding
+    before = _is_decoding
     _current.append(state)
+    _is_decoding = decodes
     try:
         yield
     finally:
+        _is_decoding = before
         _current.pop()
+
+
+def is_decoding() -> bool:
+    return _is_decoding
 
 
 def current() -> StepState:
@@ -120,11 +137,15 @@ def _(
 
 
 @torch.library.custom_op("fmoe::experts", mutates_args=())
-def experts(x: Tensor, ids: Tensor, weights: Tensor, scores: Tensor, layer: Tensor) -> Tensor:
-    return current().experts(x, ids, weights, scores, int(layer))
+def experts(
+    x: Tensor, ids: Tensor, weights: Tensor, scores: Tensor, router_input: Tensor, layer: Tensor
+) -> Tensor:
+    return current().experts(x, ids, weights, scores, router_input, int(layer))
 
 
 @experts.register_fake
-def _(x: Tensor, ids: Tensor, weights: Tensor, scores: Tensor, layer: Tensor) -> Tensor:
+def _(
+    x: Tensor, ids: Tensor, weights: Tensor, scores: Tensor, router_input: Tensor, layer: Tensor
+) -> Tensor:
     dtype = torch.promote_types(x.dtype, weights.dtype)
     return x.new_empty(*ids.shape, x.shape[-1], dtype=dtype)
