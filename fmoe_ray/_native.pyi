@@ -1,6 +1,7 @@
 """Native core of fmoe_ray."""
 
 from collections.abc import Sequence
+import enum
 from typing import Annotated
 
 import numpy
@@ -21,14 +22,340 @@ class Geometry:
     @property
     def top_k(self) -> int: ...
 
+class EntryRef:
+    """An entry at a moment in time."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def generation(self) -> int: ...
+
+class MapStore:
+    """Wrapped by fmoe_ray.maps.store."""
+
+    def __init__(self, geometry: Geometry, capacity: int, embedding_size: int, prefetch_distance: int) -> None: ...
+
+    @property
+    def geometry(self) -> Geometry: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def embedding_size(self) -> int: ...
+
+    @property
+    def prefetch_distance(self) -> int: ...
+
+    @property
+    def map_bytes(self) -> int: ...
+
+    @property
+    def embedding_bytes(self) -> int: ...
+
+    def insert(self, probs: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], embeddings: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)] | None, chosen: Annotated[NDArray[numpy.uint8], dict(order='C', device='cpu', writable=False)] | None, token_ids: Annotated[NDArray[numpy.int32], dict(order='C', device='cpu', writable=False)] | None, predecessors: Sequence[EntryRef], is_unit: bool) -> list[EntryRef]: ...
+
+    def redundancy(self, semantic_score: float, map_score: float) -> float: ...
+
+    def link(self, previous: EntryRef, next: EntryRef) -> None: ...
+
+    def is_current(self, ref: EntryRef) -> bool: ...
+
+    def ref(self, entry: int) -> EntryRef: ...
+
+    def predecessors(self) -> NDArray[numpy.int32]:
+        """[N] index of each entry's predecessor, -1 where there is none."""
+
+    def successors(self) -> NDArray[numpy.int32]: ...
+
+    def token_ids(self) -> NDArray[numpy.int32]: ...
+
+    def read_probs(self, first: int, count: int) -> NDArray[numpy.uint16]:
+        """[count, L, J] bits of half-precision numbers."""
+
+    def read_embeddings(self, first: int, count: int) -> NDArray[numpy.float32]: ...
+
+    def read_chosen(self, first: int, count: int) -> NDArray[numpy.uint8]: ...
+
+    def semantic_scores(self, embedding: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)]) -> NDArray[numpy.float32]: ...
+
+    def map_scores(self, probs: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)]) -> NDArray[numpy.float32]: ...
+
+    def check_integrity(self) -> None: ...
+
+class Match:
+    """A stored map and its similarity; entry -1: nothing resembles."""
+
+    @property
+    def entry(self) -> int: ...
+
+    @property
+    def score(self) -> float: ...
+
+class Matcher:
+    """Wrapped by fmoe_ray.maps.matcher."""
+
+    def __init__(self, store: MapStore, num_columns: int) -> None: ...
+
+    @property
+    def num_rows(self) -> int: ...
+
+    @property
+    def num_observed(self) -> int: ...
+
+    def start(self, num_rows: int, embeddings: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)] | None) -> None: ...
+
+    def observe(self, layer: int, probs: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)]) -> None: ...
+
+    def best_semantic(self, row: int) -> Match: ...
+
+    def best_trajectory(self, row: int) -> Match: ...
+
+    def nearest_semantic(self, row: int, n: int) -> list[Match]: ...
+
+    def nearest_trajectory(self, row: int, n: int) -> list[Match]: ...
+
+    def semantic_scores(self) -> NDArray[numpy.float32]: ...
+
+    def trajectory_scores(self) -> NDArray[numpy.float32]: ...
+
+    def vote(self, neighbours: Sequence[Match], sharpness: float, on_chosen: bool, first_layer: int, num_layers: int) -> NDArray[numpy.float32]: ...
+
+class IterationContext:
+    """What is known before the first layer. R rows."""
+
+    def __init__(self, iteration: int, requests: Sequence[int], embeddings: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)] | None = None, token_ids: Sequence[int] | None = None, is_prefill: Sequence[bool] | None = None) -> None: ...
+
+    @property
+    def iteration(self) -> int: ...
+
+    @property
+    def requests(self) -> list[int]: ...
+
+    @property
+    def token_ids(self) -> list[int]: ...
+
+    @property
+    def is_prefill(self) -> list[bool]: ...
+
+    @property
+    def embeddings(self) -> NDArray[numpy.float32] | None:
+        """[R, h], or None."""
+
+class GateObservation:
+    """One layer's gate, seen by every row; arrays [R, J]."""
+
+    def __init__(self, layer: int, probs: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], chosen: Annotated[NDArray[numpy.uint8], dict(order='C', device='cpu', writable=False)] | None = None, speculative: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)] | None = None) -> None: ...
+
+    @property
+    def layer(self) -> int: ...
+
+    @property
+    def probs(self) -> NDArray[numpy.float32]: ...
+
+    @property
+    def chosen(self) -> NDArray[numpy.uint8] | None:
+        """1 where a token of the row chose the expert, or None."""
+
+    @property
+    def speculative(self) -> NDArray[numpy.float32] | None:
+        """Gate layer + 1 on this layer's hidden state, or None."""
+
+class Cause(enum.Enum):
+    on_demand = 0
+
+    prefetch = 1
+
+class IterationStarted:
+    @property
+    def iteration(self) -> int: ...
+
+    @property
+    def num_rows(self) -> int: ...
+
+    @property
+    def has_prefill(self) -> bool: ...
+
+    @property
+    def layer_time(self) -> float: ...
+
+    @property
+    def load_time(self) -> float: ...
+
+class GateRequested:
+    @property
+    def layer(self) -> int: ...
+
+    @property
+    def needed(self) -> list[int]: ...
+
+    @property
+    def backlog(self) -> float: ...
+
+class VictimNeeded:
+    @property
+    def expert(self) -> int: ...
+
+    @property
+    def cause(self) -> Cause: ...
+
+    @property
+    def layer(self) -> int: ...
+
+class Instruction:
+    """What a policy orders."""
+
+    class Kind(enum.Enum):
+        start_copy = 0
+
+        cancel = 1
+
+        hold = 2
+
+    @staticmethod
+    def start_copy(expert: int, victim: int = -1) -> Instruction: ...
+
+    @staticmethod
+    def cancel(expert: int) -> Instruction: ...
+
+    @staticmethod
+    def hold(layer: int, expert: int) -> Instruction: ...
+
+    @property
+    def kind(self) -> Instruction.Kind: ...
+
+    @property
+    def expert(self) -> int: ...
+
+    @property
+    def victim(self) -> int: ...
+
+    @property
+    def layer(self) -> int: ...
+
+    def __eq__(self, arg: object, /) -> bool: ...
+
+    def __repr__(self) -> str: ...
+
+class Prediction:
+    """
+    p [R, num_layers, J] of the layers from first_layer on; score [R, num_layers], 1 where not given.
+    """
+
+    def __init__(self, iteration: int, observed_layer: int, first_layer: int, p: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], score: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)] | None = None, is_next_iteration: bool = False) -> None: ...
+
+    @property
+    def iteration(self) -> int: ...
+
+    @property
+    def observed_layer(self) -> int: ...
+
+    @property
+    def is_next_iteration(self) -> bool: ...
+
+    @property
+    def first_layer(self) -> int: ...
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def num_rows(self) -> int: ...
+
+    @property
+    def p(self) -> NDArray[numpy.float32]: ...
+
+    @property
+    def score(self) -> NDArray[numpy.float32]: ...
+
 class Policy:
-    """Decides on prefetches and victims."""
+    """
+    The decisions: events in, instructions out. Subclass it for an experiment; only victim() must be written. Events and cache are lent for the call.
+    """
+
+    def __init__(self) -> None: ...
+
+    def iteration_started(self, event: IterationStarted, cache: ExpertCache) -> list[Instruction]: ...
+
+    def gate_requested(self, event: GateRequested, cache: ExpertCache) -> list[Instruction]:
+        """Called before the misses among event.needed are served."""
+
+    def predicted(self, prediction: Prediction, cache: ExpertCache) -> list[Instruction]: ...
+
+    def copy_done(self, expert: int, cache: ExpertCache) -> list[Instruction]: ...
+
+    def iteration_ended(self, cache: ExpertCache) -> list[Instruction]: ...
+
+    def request_ended(self, request: int, cache: ExpertCache) -> list[Instruction]: ...
+
+    def link_free(self, cache: ExpertCache) -> list[Instruction]:
+        """
+        The link can take one more prefetch: at most one Instruction.start_copy.
+        """
+
+    def victim(self, needed: VictimNeeded, cache: ExpertCache) -> int:
+        """An expert with cache.can_evict, or -1 where there is none."""
 
 class Predictor:
-    """Says which experts the next layers will ask for."""
+    """
+    Says which experts the next layers will ask for. Subclass it for an experiment.
+    """
+
+    def __init__(self, geometry: Geometry) -> None: ...
+
+    def iteration_started(self, context: IterationContext) -> list[Prediction]: ...
+
+    def gate_observed(self, gate: GateObservation) -> list[Prediction]: ...
+
+    def iteration_ended(self) -> list[Prediction]:
+        """All gates were seen: learn from them."""
+
+    def request_ended(self, request: int) -> None: ...
+
+    def is_synchronous(self) -> bool:
+        """True: inference waits for the prediction."""
+
+    def store(self) -> MapStore | None:
+        """The native MapStore that it learns into."""
 
 def list_policies() -> list[str]:
     """Names that a policy can be asked for by."""
+
+class PolicyInfo:
+    """One line of the table of policies."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def description(self) -> str: ...
+
+    @property
+    def predictor(self) -> str: ...
+
+def describe_policies() -> list[PolicyInfo]: ...
+
+class PolicyParts:
+    """A policy and the predictor that it listens to."""
+
+    @property
+    def policy(self) -> Policy: ...
+
+    @property
+    def predictor(self) -> Predictor | None:
+        """None where the policy needs none."""
+
+def make_policy(name: str, geometry: Geometry, num_slots: int, prefetch_distance: int, store_capacity: int, embedding_size: int, eviction: str, shard: int, num_shards: int) -> PolicyParts: ...
+
+def select_prefetch(p: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], score: float, top_k: int) -> list[int]:
+    """E_prefetch of one layer and row (paper 4.3)."""
+
+def prefetch_threshold(score: float) -> float:
+    """delta (paper 4.3)."""
 
 class HostStore:
     """Expert blobs in shared memory."""
@@ -150,25 +477,10 @@ class IterationStats:
 class Offloader:
     """Planner, transfers and predictor of one device."""
 
-    def __init__(self, store: HostStore, geometry: Geometry, *, num_slots: int, policy: str, eviction: str, prefetch_distance: int, store_capacity: int, embedding_size: int, chunk_bytes: int, prefetch_depth: int, link_gbps: float | None, timeout_s: float, shard: int, num_shards: int, own_policy: Policy | None, own_predictor: Predictor | None, cuda_device: int | None) -> None: ...
+    def __init__(self, store: HostStore, geometry: Geometry, *, num_slots: int, policy: str, eviction: str, prefetch_distance: int, store_capacity: int, embedding_size: int, chunk_bytes: int, prefetch_depth: int, link_gbps: float | None, timeout_s: float, shard: int, num_shards: int, own_policy: Policy | None, own_predictor: Predictor | None) -> None: ...
 
     @property
     def arena(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None, None))]: ...
-
-    @property
-    def arena_address(self) -> int: ...
-
-    @property
-    def num_slots(self) -> int: ...
-
-    @property
-    def slot_stride_bytes(self) -> int: ...
-
-    @property
-    def wants_gates(self) -> bool: ...
-
-    @property
-    def wants_speculative(self) -> bool: ...
 
     def begin_iteration(self, requests: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], phases: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], token_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], embeddings: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None) -> None: ...
 
@@ -194,24 +506,97 @@ class Offloader:
 
     def close(self) -> None: ...
 
-class CudaGates:
-    """Answers the gates of a step that runs as one graph."""
+class ExpertCache:
+    """Which expert lies in which slot; read-only."""
 
-    def __init__(self, offloader: Offloader, geometry: Geometry, *, max_rows: int, device: int, table: int, timeout_s: float) -> None: ...
+    @property
+    def geometry(self) -> Geometry: ...
 
-    def chosen_address(self, layer: int) -> int:
-        """int32 [max_rows, K]"""
+    @property
+    def num_slots(self) -> int: ...
 
-    def probs_address(self, layer: int) -> int:
-        """float32 [max_rows, J]"""
+    @property
+    def num_free(self) -> int: ...
 
-    def enqueue(self, layer: int, stream: int) -> None: ...
+    @property
+    def residents(self) -> list[int]: ...
 
-    def begin_step(self, num_rows: int) -> None: ...
+    def is_absent(self, expert: int) -> bool: ...
 
-    def end_step(self) -> None: ...
+    def is_ready(self, expert: int) -> bool: ...
 
-    def close(self) -> None: ...
+    def is_loading(self, expert: int) -> bool: ...
+
+    def is_pinned(self, expert: int) -> bool: ...
+
+    def can_evict(self, expert: int) -> bool: ...
+
+    def is_unused_prefetch(self, expert: int) -> bool: ...
+
+    def slot(self, expert: int) -> int: ...
+
+    def frequency(self, expert: int) -> int: ...
+
+    def last_use(self, expert: int) -> int: ...
+
+class LinkCommand:
+    """An order to the link."""
+
+    class Kind(enum.Enum):
+        start = 0
+
+        promote = 1
+
+        cancel = 2
+
+    @property
+    def kind(self) -> LinkCommand.Kind: ...
+
+    @property
+    def expert(self) -> int: ...
+
+    @property
+    def slot(self) -> int: ...
+
+    @property
+    def cause(self) -> Cause: ...
+
+class Planner:
+    """Wrapped by fmoe_ray.policy.planner."""
+
+    def __init__(self, geometry: Geometry, num_slots: int, parts: Policy, prefetch_depth: int) -> None: ...
+
+    @property
+    def cache(self) -> ExpertCache: ...
+
+    @property
+    def counters(self) -> PlannerCounters: ...
+
+    def iteration_started(self, iteration: int, num_rows: int, has_prefill: bool, layer_time: float, load_time: float) -> None: ...
+
+    def gate_requested(self, layer: int, needed: Sequence[int], backlog: float) -> GateOutcome: ...
+
+    def predicted(self, prediction: Prediction) -> None: ...
+
+    def copy_done(self, expert: int) -> None: ...
+
+    def release(self, expert: int) -> None: ...
+
+    def release_all(self) -> None: ...
+
+    def iteration_ended(self) -> None: ...
+
+    def request_ended(self, request: int) -> None: ...
+
+    @property
+    def is_held(self) -> bool: ...
+
+    @property
+    def num_waiting(self) -> int: ...
+
+    def take_commands(self) -> list[LinkCommand]: ...
+
+    def check_integrity(self) -> None: ...
 
 class TraceView:
     """
@@ -284,6 +669,9 @@ class ClairvoyantBounds:
 
     @property
     def belady(self) -> float: ...
+
+    @property
+    def perfect_prefetch(self) -> float: ...
 
     @property
     def clairvoyant(self) -> float: ...

@@ -391,7 +391,7 @@ class Offloader:
         )
 
     def check_integrity(self) -> None:
-        """Raises RuntimeError where the books of cache, planner and transfers disagree."""
+        """Raises EngineError where the books of cache, planner and transfers disagree."""
         self._native.check_integrity()
 
     def close(self) -> None:

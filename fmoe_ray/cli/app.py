@@ -5,6 +5,7 @@ import sys
 import typer
 
 from fmoe_ray import __version__
+from fmoe_ray.cli import bench, store
 from fmoe_ray.errors import FmoeError
 
 app = typer.Typer(
@@ -12,6 +13,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Serve Mixture-of-Experts models larger than GPU memory.",
 )
+app.add_typer(bench.app, name="bench")
+app.add_typer(store.app, name="store")
 
 
 def _print_version(asked: bool) -> None:

@@ -71,12 +71,14 @@ class Simulation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
-    """How fast a policy that knows the future is, in time per token; design: Belady, MIN."""
+    """How fast a policy that knows the future is, in time per token."""
 
     belady: float
-    """Farthest next use evicted, no prefetch."""
+    """Evicts what is needed farthest in the future; no prefetch."""
+    perfect_prefetch: float
+    """The same victims; besides, what the next gates need is prefetched, nearest gate first."""
     clairvoyant: float
-    """The same victims and the next gates' experts prefetched; never above `belady`."""
+    """The better of the two."""
     lower_bound: float
     """max(compute, fewest loads x load time): no schedule gets below."""
     fewest_loads: float
@@ -116,15 +118,21 @@ class TraceSimulator:
         prefetch_distance: int = 3,
         store_capacity: int = 1000,
         prediction_delay: float = 0.0,
+        policy_object: _native.Policy | None = None,
+        predictor_object: _native.Predictor | None = None,
     ) -> Simulation:
         """Shows `learned` to the policy's predictor, then plays `measured` on an empty cache.
 
         load_ratio: load time of one expert / compute time of one layer. batch: sequences that
-        advance together. eviction: "policy" is the policy's own. prediction_delay: from an observation to the prediction made of it.
+        advance together. eviction: "policy" is the policy's own. prediction_delay: from an
+        observation to the prediction made of it. `policy_object` replaces the named policy and
+        `predictor_object` is then what it listens to; either serves one run.
         Raises ConfigError for an unknown policy or a value that does not fit.
         """
         if not measured:
             raise ConfigError("no sequence to measure; give a trace with more or a smaller split")
+        if predictor_object is not None and policy_object is None:
+            raise ConfigError("predictor_object needs the policy_object that listens to it")
         try:
             simulator = _native.Simulator(
                 self._view,
@@ -136,6 +144,8 @@ class TraceSimulator:
                 prefetch_distance=prefetch_distance,
                 store_capacity=store_capacity,
                 prediction_delay=prediction_delay,
+                own_policy=policy_object,
+                own_predictor=predictor_object,
             )
         except ValueError as error:
             raise ConfigError(str(error)) from error
@@ -160,6 +170,7 @@ class TraceSimulator:
             raise ConfigError(str(error)) from error
         return Bounds(
             belady=bounds.belady / bounds.num_tokens,
+            perfect_prefetch=bounds.perfect_prefetch / bounds.num_tokens,
             clairvoyant=bounds.clairvoyant / bounds.num_tokens,
             lower_bound=bounds.lower_bound / bounds.num_tokens,
             fewest_loads=bounds.fewest_loads / bounds.num_tokens,

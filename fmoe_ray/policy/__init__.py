@@ -1,0 +1,46 @@
+"""Policies: which exist, how one is made, and how one is written in Python for an experiment.
+
+The decisions run in the compiled core, so that engine and simulator run the same objects.
+"""
+
+from fmoe_ray.policy.planner import GateOutcome, LinkCommand, Planner
+from fmoe_ray.policy.table import (
+    Cause,
+    ExpertCache,
+    GateObservation,
+    GateRequested,
+    Geometry,
+    Instruction,
+    IterationContext,
+    IterationStarted,
+    Policy,
+    PolicyInfo,
+    PolicyParts,
+    Prediction,
+    Predictor,
+    VictimNeeded,
+    list_policies,
+    make_policy,
+)
+
+__all__ = [
+    "Cause",
+    "ExpertCache",
+    "GateObservation",
+    "GateOutcome",
+    "GateRequested",
+    "Geometry",
+    "Instruction",
+    "IterationContext",
+    "IterationStarted",
+    "LinkCommand",
+    "Planner",
+    "Policy",
+    "PolicyInfo",
+    "PolicyParts",
+    "Prediction",
+    "Predictor",
+    "VictimNeeded",
+    "list_policies",
+    "make_policy",
+]

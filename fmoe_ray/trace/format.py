@@ -169,7 +169,8 @@ def load_trace(path: str | os.PathLike[str]) -> RoutingTrace:
     Raises TraceError, naming the file, if it cannot be read or is not well-formed.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with open(path, "rb") as file:
+            archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise TraceError(f"{path}: one bare array; a routing trace is an npz archive")
             missing = [name for name in _REQUIRED if name not in archive.files]

@@ -32,9 +32,12 @@ NB_MODULE(_native, m) {
     m.doc() = "Native core of fmoe_ray.";
     fmoe::bindings::bind_errors();
     bind_geometry(m);
+    fmoe::bindings::bind_maps(m);
+    fmoe::bindings::bind_events(m);
     fmoe::bindings::bind_policies(m);
     fmoe::bindings::bind_host_store(m);
     fmoe::bindings::bind_offloader(m);
     fmoe::bindings::bind_gates(m);
+    fmoe::bindings::bind_planner(m);
     fmoe::bindings::bind_simulator(m);
 }

@@ -76,42 +76,38 @@ namespace {
 // Experts in the cache, by the gate that needs them next.
 class BeladyCache {
 public:
-    BeladyCache(int num_experts, int num_slots)
+    explicit BeladyCache(int num_experts)
         : next_use_(static_cast<std::size_t>(num_experts)),
-          is_resident_(static_cast<std::size_t>(num_experts), false),
-          num_free_(num_slots) {}
+          is_resident_(static_cast<std::size_t>(num_experts), false) {}
 
     bool holds(int expert) const { return is_resident_[expert]; }
+
+    void insert(int expert) {
+        is_resident_[expert] = true;
+        ++size_;
+    }
 
     void set_next_use(int expert, GateSequence::Position next_use) {
         next_use_[expert] = next_use;
         farthest_first_.emplace(next_use, expert);
     }
 
-    void insert(int expert, GateSequence::Position next_use) {
-        if (num_free_ == 0) evict_farthest();
-        --num_free_;
-        is_resident_[expert] = true;
-        set_next_use(expert, next_use);
-    }
-
-private:
-    void evict_farthest() {
-        while (true) {
+    void evict_down_to(std::size_t num_slots) {
+        while (size_ > num_slots) {
             FMOE_CHECK(!farthest_first_.empty());
             const auto [next_use, expert] = farthest_first_.top();
             farthest_first_.pop();
             // An entry may be of an earlier stay or an earlier use.
             if (!is_resident_[expert] || next_use_[expert] != next_use) continue;
             is_resident_[expert] = false;
-            ++num_free_;
-            return;
+            --size_;
         }
     }
 
+private:
     std::vector<GateSequence::Position> next_use_;
     std::vector<bool> is_resident_;
-    int num_free_;
+    std::size_t size_ = 0;
     std::priority_queue<std::pair<GateSequence::Position, int>> farthest_first_;
 };
 
@@ -126,29 +122,25 @@ double simulated_time(const TraceView& trace, std::span<const Sequence> sequence
 
 std::uint64_t fewest_loads(const GateSequence& gates, int num_slots) {
     require(num_slots >= 1, "clairvoyant: at least 1 slot is needed");
-    using Position = GateSequence::Position;
-    BeladyCache cache(gates.geometry().size(), num_slots);
-    std::vector<std::pair<Position, int>> missing;  // next use after this gate, expert
+    const auto capacity = static_cast<std::size_t>(num_slots);
+    BeladyCache cache(gates.geometry().size());
     std::uint64_t loads = 0;
     for (std::size_t gate = 0; gate < gates.num_gates(); ++gate) {
         const auto needed = gates.needed(gate);
         const auto next_use = gates.next_use(gate);
-        // All together they stay until the last is there: needed now is never the farthest.
-        const bool fits = needed.size() <= static_cast<std::size_t>(num_slots);
-        const auto now = static_cast<Position>(gate);
-        missing.clear();
+        // While all of them must stay together, what is needed now is never the farthest.
+        const bool must_stay = needed.size() <= capacity;
         for (std::size_t i = 0; i < needed.size(); ++i) {
-            if (cache.holds(needed[i]))
-                cache.set_next_use(needed[i], fits ? now : next_use[i]);
-            else
-                missing.emplace_back(next_use[i], needed[i]);
+            if (!cache.holds(needed[i])) {
+                cache.insert(needed[i]);
+                ++loads;
+            }
+            cache.set_next_use(needed[i],
+                               must_stay ? static_cast<GateSequence::Position>(gate) : next_use[i]);
         }
-        // The last one loaded stays in any case: let it be the one needed soonest.
-        std::sort(missing.rbegin(), missing.rend());
-        for (const auto& [use, expert] : missing) cache.insert(expert, fits ? now : use);
-        for (std::size_t i = 0; fits && i < needed.size(); ++i)
+        cache.evict_down_to(capacity);
+        for (std::size_t i = 0; must_stay && i < needed.size(); ++i)
             cache.set_next_use(needed[i], next_use[i]);
-        loads += missing.size();
     }
     return loads;
 }
@@ -159,9 +151,9 @@ ClairvoyantBounds clairvoyant_bounds(const TraceView& trace, std::span<const Seq
     const auto gates = std::make_shared<const GateSequence>(trace, sequences, options.batch);
     ClairvoyantBounds bounds;
     bounds.belady = simulated_time(trace, sequences, plain, std::make_unique<BeladyPolicy>(gates));
-    bounds.clairvoyant = std::min(
-        bounds.belady,
-        simulated_time(trace, sequences, plain, std::make_unique<ClairvoyantPolicy>(gates)));
+    bounds.perfect_prefetch =
+        simulated_time(trace, sequences, plain, std::make_unique<ClairvoyantPolicy>(gates));
+    bounds.clairvoyant = std::min(bounds.belady, bounds.perfect_prefetch);
     bounds.fewest_loads = fewest_loads(*gates, options.num_slots);
     bounds.num_tokens = gates->num_tokens();
     bounds.lower_bound = std::max(static_cast<double>(gates->num_gates()),

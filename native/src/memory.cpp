@@ -3,6 +3,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <limits>
 #include <system_error>
@@ -11,15 +12,62 @@
 
 namespace fmoe {
 
-std::size_t available_memory_bytes() {
-    std::ifstream meminfo("/proc/meminfo");
-    std::string key;
-    std::size_t kib = 0;
-    while (meminfo >> key >> kib) {
-        if (key == "MemAvailable:") return kib * 1024;
-        meminfo.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+namespace {
+
+// The number behind `key` in a file of "key number" lines, as /proc/meminfo and memory.stat are.
+std::optional<std::size_t> read_value(const std::filesystem::path& file, const std::string& key) {
+    std::ifstream lines(file);
+    std::string found;
+    std::size_t value = 0;
+    while (lines >> found >> value) {
+        if (found == key) return value;
+        lines.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
     }
-    throw CapacityError("/proc/meminfo shows no MemAvailable; memory cannot be reserved safely");
+    return std::nullopt;
+}
+
+// Nothing for "max" and where there is no such file.
+std::optional<std::size_t> read_number(const std::filesystem::path& file) {
+    std::size_t value = 0;
+    if (std::ifstream(file) >> value) return value;
+    return std::nullopt;
+}
+
+// The group of this process in the unified hierarchy: the line "0::/path".
+std::filesystem::path own_cgroup() {
+    std::ifstream lines("/proc/self/cgroup");
+    for (std::string line; std::getline(lines, line);)
+        if (line.starts_with("0::/")) return line.substr(4);
+    return {};
+}
+
+}  // namespace
+
+std::optional<std::size_t> cgroup_available_bytes(const std::filesystem::path& root,
+                                                  const std::filesystem::path& group) {
+    std::optional<std::size_t> least;
+    for (std::filesystem::path at = group;; at = at.parent_path()) {
+        const auto limit = read_number(root / at / "memory.max");
+        const auto used = read_number(root / at / "memory.current");
+        if (limit && used) {
+            const std::size_t droppable =
+                read_value(root / at / "memory.stat", "inactive_file").value_or(0);
+            const std::size_t held = *used - std::min(*used, droppable);
+            const std::size_t left = *limit - std::min(*limit, held);
+            least = std::min(least.value_or(left), left);
+        }
+        if (at.empty()) return least;
+    }
+}
+
+std::size_t available_memory_bytes() {
+    const auto kib = read_value("/proc/meminfo", "MemAvailable:");
+    if (!kib)
+        throw CapacityError(
+            "/proc/meminfo shows no MemAvailable; memory cannot be reserved safely");
+    const std::size_t machine = *kib * 1024;
+    return std::min(machine,
+                    cgroup_available_bytes("/sys/fs/cgroup", own_cgroup()).value_or(machine));
 }
 
 std::size_t free_filesystem_bytes(const std::string& directory) {

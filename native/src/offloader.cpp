@@ -388,8 +388,9 @@ void Offloader::guard(void (Offloader::*loop)()) {
     try {
         (this->*loop)();
     } catch (const std::exception& error) {
+        const std::string message = std::string("offloader: a thread failed: ") + error.what();
         const std::lock_guard lock(mutex_);
-        if (failure_.empty()) failure_ = std::string("offloader: a thread failed: ") + error.what();
+        if (failure_.empty()) failure_ = message;
         progress_.notify_all();
     }
 }

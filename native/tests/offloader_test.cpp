@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <deque>
 #include <future>
 #include <latch>
 #include <random>
@@ -66,27 +67,51 @@ struct CountedDevice final : Device, Counted {
     void interrupt() override { device.interrupt(); }
 };
 
-// Takes chunks and never copies one.
+// Copies `num_allowed` chunks at once and keeps the rest until let_go().
 class StuckDevice final : public Device {
 public:
-    explicit StuckDevice(int num_slots)
-        : arena_(static_cast<std::size_t>(num_slots) * kBlobBytes) {}
+    explicit StuckDevice(int num_slots, int num_allowed = 0)
+        : num_allowed_(num_allowed), arena_(static_cast<std::size_t>(num_slots) * kBlobBytes) {}
     std::byte* arena() noexcept override { return arena_.data(); }
     int num_slots() const noexcept override { return static_cast<int>(arena_.size() / kBlobBytes); }
     std::size_t slot_stride_bytes() const noexcept override { return kBlobBytes; }
-    void start(const Chunk&) override {}
-    void wait_done(std::vector<std::uint64_t>&, Clock::time_point deadline) override {
+    void start(const Chunk& chunk) override {
+        const std::lock_guard lock(mutex_);
+        kept_.push_back(chunk);
+        copy_allowed();
+    }
+    void wait_done(std::vector<std::uint64_t>& done, Clock::time_point deadline) override {
         std::unique_lock lock(mutex_);
-        woken_.wait_until(lock, deadline, [this] { return is_interrupted_; });
+        woken_.wait_until(lock, deadline, [this] { return is_interrupted_ || !done_.empty(); });
+        done.swap(done_);
     }
     void interrupt() override {
         const std::lock_guard lock(mutex_);
         is_interrupted_ = true;
         woken_.notify_all();
     }
+    void let_go() {
+        const std::lock_guard lock(mutex_);
+        num_allowed_ = 1000;
+        copy_allowed();
+    }
 
 private:
+    void copy_allowed() {
+        for (; num_allowed_ > 0 && !kept_.empty(); kept_.pop_front(), --num_allowed_) {
+            const Chunk& chunk = kept_.front();
+            std::memcpy(
+                arena_.data() + static_cast<std::size_t>(chunk.slot) * kBlobBytes + chunk.offset,
+                chunk.source, chunk.bytes);
+            done_.push_back(chunk.ticket);
+            woken_.notify_all();
+        }
+    }
+
+    int num_allowed_;
     std::vector<std::byte> arena_;
+    std::deque<Chunk> kept_;
+    std::vector<std::uint64_t> done_;
     std::mutex mutex_;
     std::condition_variable woken_;
     bool is_interrupted_ = false;
@@ -246,6 +271,31 @@ void a_synchronous_policy_is_waited_for() {
     offloader.check_integrity();
 }
 
+void a_held_layer_gets_nothing_before_the_held_copy_is_done() {
+    const int needed = kGeometry.index(1, 2);
+    const int held = kGeometry.index(1, 5);
+    auto policy = std::make_unique<ScriptedPolicy>();
+    policy->on_gate = [held](const GateRequested& event, const ExpertCache&, Instructions& out) {
+        out.push_back(Instruction::hold(event.layer, held));
+    };
+    policy->on_link_free = [needed, held](const ExpertCache& cache, Instructions& out) {
+        if (cache.is_ready(needed) && cache.is_absent(held))
+            out.push_back(Instruction::start_copy(held, -1));
+    };
+    auto owned = std::make_unique<StuckDevice>(4, 3);  // the three chunks of `needed`
+    StuckDevice& device = *owned;
+    Offloader offloader(make_store(), std::move(owned), {nullptr, std::move(policy)}, options());
+    begin(offloader);
+    request(offloader, 1, {2});
+    while (offloader.counters().transfers.copies == 0) std::this_thread::yield();
+    std::vector<Delivery> ready;
+    CHECK(!offloader.try_wait(ready));
+    device.let_go();
+    offloader.wait(ready);
+    CHECK(ready.size() == 1 && ready[0].expert == 2);
+    CHECK(offloader.counters().transfers.copies == 2);
+}
+
 // Blocks in its first iteration until it is let go.
 struct StalledPredictor final : SameAgain {
     std::latch& gate;
@@ -375,6 +425,7 @@ void only_experts_of_this_shard_are_served() {
 int main() {
     slots_hold_their_blobs_with_prediction_on_its_own_thread_and_a_watcher();
     a_synchronous_policy_is_waited_for();
+    a_held_layer_gets_nothing_before_the_held_copy_is_done();
     a_stalled_predictor_never_blocks_inference_and_sees_whole_iterations();
     a_wait_without_progress_ends_and_says_what_was_missing();
     close_ends_copies_in_flight_and_wakes_a_waiter();

@@ -53,6 +53,17 @@ void more_experts_than_slots_come_in_waves_as_they_are_released() {
     planner.check_integrity();
 }
 
+void releasing_an_expert_that_waits_gives_up_its_load() {
+    Planner planner(kGeometry, 1, std::make_unique<ScriptedPolicy>());
+    ask(planner, 0, {0, 1});
+    planner.take_commands();
+    planner.release(1);
+    planner.copy_done(0);
+    planner.release(0);
+    CHECK(planner.take_commands().empty());
+    planner.check_integrity();
+}
+
 void a_prefetch_that_a_gate_asks_for_is_late_and_promoted() {
     Planner planner(kGeometry, 4, prefetching({5}));
     planner.begin();
@@ -152,6 +163,7 @@ void a_prediction_of_an_iteration_that_is_over_is_ignored() {
 int main() {
     misses_are_started_in_order_and_become_hits();
     more_experts_than_slots_come_in_waves_as_they_are_released();
+    releasing_an_expert_that_waits_gives_up_its_load();
     a_prefetch_that_a_gate_asks_for_is_late_and_promoted();
     prefetches_pause_while_a_gate_waits();
     a_gate_takes_the_slot_of_a_prefetch_in_flight();

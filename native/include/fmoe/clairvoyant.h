@@ -79,17 +79,19 @@ public:
     void link_free(const ExpertCache& cache, Instructions& out) override;
 };
 
-// The fewest loads with which any schedule can play the sequence on an empty cache of `num_slots`.
+// No schedule plays the sequence on an empty cache of `num_slots` with fewer loads.
 //
 // A load made before its gate can be put off to it without another load, so a schedule that loads
 // on demand is among the best, and of those Belady's is. A gate that needs more experts than there
-// are slots takes them one after the other, each of them free to go once it was used.
+// are slots is given the room to hold them all at once, and gives up the farthest after it: that
+// only helps, so the count is then a bound that may lie below what is possible.
 std::uint64_t fewest_loads(const GateSequence& gates, int num_slots);
 
 struct ClairvoyantBounds {
-    double belady = 0;       // time of Belady without prefetch
-    double clairvoyant = 0;  // the better of that and Belady with perfect prefetch
-    double lower_bound = 0;  // max(compute, fewest loads * load time): below every schedule
+    double belady = 0;            // time of Belady without prefetch
+    double perfect_prefetch = 0;  // of Belady with perfect prefetch
+    double clairvoyant = 0;       // the better of the two
+    double lower_bound = 0;       // max(compute, fewest loads * load time): below every schedule
     std::uint64_t fewest_loads = 0;
     std::uint64_t num_tokens = 0;  // rows of all steps
 };

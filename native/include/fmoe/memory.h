@@ -2,12 +2,20 @@
 #pragma once
 
 #include <cstddef>
+#include <filesystem>
+#include <optional>
 #include <string>
 
 namespace fmoe {
 
-// MemAvailable of /proc/meminfo, in bytes.
+// MemAvailable of /proc/meminfo in bytes, or what the container's limit leaves where that is less.
 std::size_t available_memory_bytes();
+
+// What the memory limits (cgroup v2) of `group` and of the groups above it leave, below the folder
+// `root` where they are mounted; nothing where there is no limit. Page cache that can be dropped
+// counts as available.
+std::optional<std::size_t> cgroup_available_bytes(const std::filesystem::path& root,
+                                                  const std::filesystem::path& group);
 
 // Free bytes of the file system that holds `directory`.
 std::size_t free_filesystem_bytes(const std::string& directory);

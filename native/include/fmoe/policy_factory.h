@@ -37,4 +37,13 @@ PolicyParts make_policy(const std::string& name, const PolicyParams& params);
 
 std::vector<std::string> list_policies();
 
+struct PolicyInfo {
+    std::string name;
+    std::string description;
+    std::string predictor;  // "none" where it predicts nothing
+};
+
+// One an entry of list_policies(), same order.
+std::vector<PolicyInfo> describe_policies();
+
 }  // namespace fmoe

@@ -48,14 +48,33 @@ struct Prediction {
     std::vector<float> p;      // [R, num_layers, J]
     std::vector<float> score;  // [R, num_layers] similarity that found it, 1 where there is none
 
-    const float* probs(int row, int layer, int num_experts) const noexcept {
+    // Of this shape, with p and score 0: a row that is left so says nothing.
+    static Prediction blank(std::uint64_t iteration, int observed_layer, int first_layer,
+                            int num_layers, int num_rows, int num_experts) {
+        Prediction prediction{iteration,  observed_layer, false, first_layer,
+                              num_layers, num_rows,       {},    {}};
+        const auto blocks = static_cast<std::size_t>(num_rows) * num_layers;
+        prediction.p.assign(blocks * num_experts, 0);
+        prediction.score.assign(blocks, 0);
+        return prediction;
+    }
+
+    float* probs(int row, int layer, int num_experts) noexcept {
         return p.data() +
                (static_cast<std::size_t>(row) * num_layers + (layer - first_layer)) * num_experts;
+    }
+    const float* probs(int row, int layer, int num_experts) const noexcept {
+        return const_cast<Prediction*>(this)->probs(row, layer, num_experts);
+    }
+    float& score_of(int row, int layer) noexcept {
+        return score[static_cast<std::size_t>(row) * num_layers + (layer - first_layer)];
     }
     float score_of(int row, int layer) const noexcept {
         return score[static_cast<std::size_t>(row) * num_layers + (layer - first_layer)];
     }
 };
+
+class MapStore;
 
 class Predictor {
 public:
@@ -69,8 +88,9 @@ public:
     virtual void request_ended(std::uint64_t request) = 0;
     // True: inference waits for the prediction (the baselines that the paper calls synchronous).
     virtual bool is_synchronous() const { return false; }
-    // True: it reads GateObservation::speculative, which is computed for it alone.
-    virtual bool wants_speculative() const { return false; }
+    // The expert maps it learns from, to be saved, loaded and merged between iterations; null where
+    // it keeps none.
+    virtual MapStore* store() { return nullptr; }
 };
 
 }  // namespace fmoe

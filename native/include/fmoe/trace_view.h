@@ -4,39 +4,29 @@
 // Shapes: T tokens, L layers, J experts, K chosen experts, h embedding size.
 #pragma once
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 
 #include "fmoe/geometry.h"
+#include "fmoe/half.h"
 
 namespace fmoe {
-
-inline float half_to_float(std::uint16_t half) noexcept {
-    const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000u) << 16;
-    const std::uint32_t magnitude = half & 0x7fffu;
-    if (magnitude >= 0x7c00u)  // infinity and not-a-number
-        return std::bit_cast<float>(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
-    // Shifted into place the exponent is too small by 127 - 15; the product also rights subnormals.
-    const float value = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
-    return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(value));
-}
 
 // An array of half or single precision, or none.
 class FloatArray {
 public:
     FloatArray() = default;
     explicit FloatArray(const float* data) : single_(data) {}
-    explicit FloatArray(const std::uint16_t* half_bits) : half_(half_bits) {}
+    explicit FloatArray(const Half* data) : half_(data) {}
 
     explicit operator bool() const noexcept { return single_ != nullptr || half_ != nullptr; }
     float operator[](std::size_t i) const noexcept {
-        return single_ != nullptr ? single_[i] : half_to_float(half_[i]);
+        return single_ != nullptr ? single_[i] : to_float(half_[i]);
     }
 
 private:
     const float* single_ = nullptr;
-    const std::uint16_t* half_ = nullptr;
+    const Half* half_ = nullptr;
 };
 
 class IdArray {

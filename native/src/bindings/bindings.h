@@ -6,7 +6,10 @@
 namespace fmoe::bindings {
 
 void bind_errors();
+void bind_maps(nanobind::module_& m);
+void bind_events(nanobind::module_& m);
 void bind_policies(nanobind::module_& m);
+void bind_planner(nanobind::module_& m);
 void bind_host_store(nanobind::module_& m);
 void bind_offloader(nanobind::module_& m);
 void bind_gates(nanobind::module_& m);

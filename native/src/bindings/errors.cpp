@@ -4,6 +4,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include <system_error>
+
 #include "bindings.h"
 
 namespace nb = nanobind;
@@ -27,6 +29,12 @@ void translate(const std::exception_ptr& failure, void*) {
     } catch (const TimeoutError& error) {
         raise("StepTimeoutError", error);
     } catch (const EngineError& error) {
+        raise("EngineError", error);
+    } catch (const std::system_error& error) {
+        raise("EngineError", error);
+    } catch (const std::invalid_argument&) {
+        throw;
+    } catch (const std::logic_error& error) {  // a broken invariant (check.h)
         raise("EngineError", error);
     }
 }

@@ -8,11 +8,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
 #include <optional>
 #include <tuple>
 #include <utility>
 
 #include "bindings.h"
+#include "borrowed.h"
 #include "fmoe/clairvoyant.h"
 #include "fmoe/policy_factory.h"
 
@@ -43,7 +45,7 @@ FloatArray to_floats(const std::optional<Array>& array) {
         array->dtype().code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Float) &&
         array->dtype().bits == 16;
     require(is_half, "trace: weights, probs and embeddings must be f16 or f32");
-    return FloatArray(static_cast<const std::uint16_t*>(array->data()));
+    return FloatArray(static_cast<const Half*>(array->data()));
 }
 
 // The view and what keeps its arrays alive.
@@ -125,7 +127,8 @@ void bind_result(nb::module_& m) {
 
 void init_simulator(Simulator* self, const Trace& trace, const std::string& policy, int num_slots,
                     double load_time, int batch, const std::string& eviction, int prefetch_distance,
-                    int store_capacity, double prediction_delay, int prefetch_depth) {
+                    int store_capacity, double prediction_delay, int prefetch_depth,
+                    Policy* own_policy, Predictor* own_predictor) {
     PolicyParams params;
     params.geometry = trace.view.geometry;
     params.num_slots = num_slots;
@@ -133,7 +136,13 @@ void init_simulator(Simulator* self, const Trace& trace, const std::string& poli
     params.prefetch_distance = prefetch_distance;
     params.store_capacity = store_capacity;
     params.embedding_size = TraceFeed::embedding_size(trace.view);
-    PolicyParts parts = make_policy(policy, params);
+    PolicyParts parts;
+    if (own_policy == nullptr)
+        parts = make_policy(policy, params);
+    else
+        parts.policy = std::make_unique<BorrowedPolicy>(*own_policy);
+    if (own_predictor != nullptr)
+        parts.predictor = std::make_unique<BorrowedPredictor>(*own_predictor);
     const SimulatorOptions options{num_slots, load_time, batch, prediction_delay, prefetch_depth};
     new (self) Simulator(trace.view, options, std::move(parts.policy), std::move(parts.predictor));
 }
@@ -141,6 +150,7 @@ void init_simulator(Simulator* self, const Trace& trace, const std::string& poli
 void bind_bounds(nb::module_& m) {
     nb::class_<ClairvoyantBounds>(m, "ClairvoyantBounds", "Times of a whole run.")
         .def_ro("belady", &ClairvoyantBounds::belady)
+        .def_ro("perfect_prefetch", &ClairvoyantBounds::perfect_prefetch)
         .def_ro("clairvoyant", &ClairvoyantBounds::clairvoyant)
         .def_ro("lower_bound", &ClairvoyantBounds::lower_bound)
         .def_ro("fewest_loads", &ClairvoyantBounds::fewest_loads)
@@ -166,10 +176,10 @@ void bind_simulator(nb::module_& m) {
     bind_result(m);
     bind_bounds(m);
     nb::class_<Simulator>(m, "Simulator", "One policy over one trace; see fmoe/simulator.h.")
-        .def("__init__", &init_simulator, nb::keep_alive<1, 2>(), "trace"_a, "policy"_a,
-             "num_slots"_a, "load_time"_a, nb::kw_only(), "batch"_a = 1, "eviction"_a = "policy",
-             "prefetch_distance"_a = 3, "store_capacity"_a = 1000, "prediction_delay"_a = 0.0,
-             "prefetch_depth"_a = 1)
+        .def("__init__", &init_simulator, nb::keep_alive<1, 2>(), nb::keep_alive<1, 12>(),
+             nb::keep_alive<1, 13>(), "trace"_a, "policy"_a, "num_slots"_a, "load_time"_a,
+             nb::kw_only(), "batch"_a = 1, "eviction"_a = "policy", "prefetch_distance"_a = 3,
+             "store_capacity"_a = 1000, "prediction_delay"_a = 0.0, "prefetch_depth"_a = 1)
         .def(
             "warm_up",
             [](Simulator& self, const StartsAndLengths& sequences) {

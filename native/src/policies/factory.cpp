@@ -1,5 +1,10 @@
 #include "floor.h"
+#include "fmoe/policies/prefetch_policy.h"
 #include "fmoe/policy_factory.h"
+#include "fmoe/predictors/hit_count_predictor.h"
+#include "fmoe/predictors/map_predictor.h"
+#include "fmoe/predictors/speculative_predictor.h"
+#include "fmoe/predictors/stride_predictor.h"
 
 namespace fmoe {
 
@@ -7,7 +12,7 @@ namespace {
 
 PolicyParts on_demand(const std::string& own_eviction, const PolicyParams& params) {
     const std::string& name = params.eviction == "policy" ? own_eviction : params.eviction;
-    return {nullptr, std::make_unique<OnDemandPolicy>(make_eviction(name, params.geometry.size()))};
+    return {nullptr, std::make_unique<OnDemandPolicy>(make_eviction(name, params.geometry))};
 }
 
 PolicyParts make_no_offload(const PolicyParams& params) {
@@ -17,16 +22,76 @@ PolicyParts make_no_offload(const PolicyParams& params) {
     return {nullptr, std::make_unique<NoOffloadPolicy>(params)};
 }
 
+std::unique_ptr<Policy> prefetching(const std::string& own_eviction, bool is_synchronous,
+                                    const PolicyParams& params) {
+    const std::string& name = params.eviction == "policy" ? own_eviction : params.eviction;
+    return std::make_unique<PrefetchPolicy>(
+        params.geometry, make_eviction(name, params.geometry),
+        PrefetchRules{is_synchronous, params.shard, params.num_shards});
+}
+
+PolicyParts by_maps(const MapSearch& search, const PolicyParams& params) {
+    const StoreShape shape{params.geometry, params.embedding_size, params.prefetch_distance};
+    return {std::make_unique<MapPredictor>(shape, params.store_capacity, search),
+            prefetching("fmoe", false, params)};
+}
+
+PolicyParts make_hit_count(const HitCountOptions& options, const std::string& own_eviction,
+                           const PolicyParams& params) {
+    return {std::make_unique<HitCountPredictor>(params.geometry, params.store_capacity, options),
+            prefetching(own_eviction, options.is_synchronous, params)};
+}
+
+PolicyParts make_speculative(bool is_synchronous, const std::string& own_eviction,
+                             const PolicyParams& params) {
+    return {std::make_unique<SpeculativePredictor>(params.geometry, is_synchronous),
+            prefetching(own_eviction, is_synchronous, params)};
+}
+
+PolicyParts make_promoe(const PolicyParams& params) {
+    return {std::make_unique<StridePredictor>(params.geometry, params.prefetch_distance),
+            prefetching("lru", false, params)};
+}
+
 struct Entry {
     const char* name;
+    const char* predictor;
+    const char* description;
     PolicyParts (*make)(const PolicyParams&);
 };
 
 constexpr Entry kPolicies[] = {
-    {"lru", [](const PolicyParams& params) { return on_demand("lru", params); }},
-    {"lfu", [](const PolicyParams& params) { return on_demand("lfu", params); }},
-    {"ema", [](const PolicyParams& params) { return on_demand("ema", params); }},
-    {"no-offload", make_no_offload},
+    {"lru", "none", "on demand; evicts the least recently used expert",
+     [](const PolicyParams& params) { return on_demand("lru", params); }},
+    {"lfu", "none", "on demand; evicts the least frequently used expert",
+     [](const PolicyParams& params) { return on_demand("lfu", params); }},
+    {"ema", "none", "on demand; evicts the expert of the lowest decayed frequency",
+     [](const PolicyParams& params) { return on_demand("ema", params); }},
+    {"no-offload", "none", "everything resident: the latency floor", make_no_offload},
+    {"fmoe", "map", "the paper: expert maps, semantic and trajectory search, delta, 1/(p*freq)",
+     [](const PolicyParams& params) { return by_maps({true, true}, params); }},
+    {"deepspeed", "none", "DeepSpeed-Inference: on demand, expert-agnostic; decides as lru",
+     [](const PolicyParams& params) { return on_demand("lru", params); }},
+    {"mixtral-offloading", "speculative",
+     "Mixtral-Offloading: layer l+1's gate on layer l's hidden state, synchronous, LRU",
+     [](const PolicyParams& params) { return make_speculative(true, "lru", params); }},
+    {"promoe", "stride", "ProMoE: a small learned predictor per layer, d layers ahead, LRU",
+     make_promoe},
+    {"moe-infinity", "hit-count",
+     "MoE-Infinity: request-level hit counts, one layer ahead, synchronous, LFU",
+     [](const PolicyParams& params) { return make_hit_count({1, true, true}, "lfu", params); }},
+    {"speculate", "speculative", "ablation: speculative gate, one layer ahead, the paper's cache",
+     [](const PolicyParams& params) { return make_speculative(false, "fmoe", params); }},
+    {"hit-count", "hit-count", "ablation: request-level hit counts, d ahead, the paper's cache",
+     [](const PolicyParams& params) {
+         return make_hit_count({params.prefetch_distance, false, false}, "fmoe", params);
+     }},
+    {"map-t", "map", "ablation: trajectory search alone, K experts a layer",
+     [](const PolicyParams& params) { return by_maps({false, false}, params); }},
+    {"map-ts", "map", "ablation: trajectory and semantic search, K experts a layer",
+     [](const PolicyParams& params) { return by_maps({true, false}, params); }},
+    {"map-tsd", "map", "ablation: both searches and delta; decides as fmoe",
+     [](const PolicyParams& params) { return by_maps({true, true}, params); }},
 };
 
 }  // namespace
@@ -55,6 +120,13 @@ std::vector<std::string> list_policies() {
     std::vector<std::string> names;
     for (const Entry& entry : kPolicies) names.emplace_back(entry.name);
     return names;
+}
+
+std::vector<PolicyInfo> describe_policies() {
+    std::vector<PolicyInfo> infos;
+    for (const Entry& entry : kPolicies)
+        infos.push_back({entry.name, entry.description, entry.predictor});
+    return infos;
 }
 
 }  // namespace fmoe

@@ -8,15 +8,12 @@
 
 namespace fmoe {
 
-// No prefetch.
+// No prefetch, so every load was a use already when its copy is done.
 class OnDemandPolicy : public Policy {
 public:
     explicit OnDemandPolicy(std::unique_ptr<Eviction> eviction) : eviction_(std::move(eviction)) {}
     void gate_requested(const GateRequested& event, const ExpertCache&, Instructions&) override {
         eviction_->used(event.needed);
-    }
-    void copy_done(int expert, const ExpertCache&, Instructions&) override {
-        eviction_->loaded(expert);
     }
     void iteration_ended(const ExpertCache&, Instructions&) override {
         eviction_->iteration_ended();

@@ -1,0 +1,64 @@
+"""`fmoe store`: looks into expert-map files, joins them and cuts them down."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Look into, merge and prune expert-map files.")
+
+_Files = Annotated[list[Path], typer.Argument(help="Expert-map files of one model, in order.")]
+
+
+@app.command()
+def info(files: _Files) -> None:
+    """Print what each file is of. Reads the header alone."""
+    from dataclasses import asdict
+
+    from fmoe_ray.maps.store_file import read_header
+
+    for file in files:
+        header = read_header(file)
+        typer.echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB")
+        for name, value in asdict(header).items():
+            typer.echo(f"  {name}: {value}")
+
+
+@app.command()
+def merge(
+    files: _Files,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the result goes.")],
+    capacity: Annotated[
+        int | None,
+        typer.Option(min=1, help="Maps it holds; the largest of the files' if not given."),
+    ] = None,
+) -> None:
+    """Join files; where they do not all fit, the most redundant maps are replaced."""
+    from fmoe_ray.maps import MapStore
+    from fmoe_ray.maps.store_file import read_header
+
+    capacity = capacity or max(read_header(file).capacity for file in files)
+    first, *others = files
+    result = MapStore.load(first).copy(capacity=capacity)
+    for file in others:
+        result.merge(MapStore.load(file, like=result))
+    result.save(output)
+    typer.echo(f"{output}: {len(result)} maps of {len(files)} files")
+
+
+@app.command()
+def prune(
+    file: Annotated[Path, typer.Argument(help="An expert-map file.")],
+    capacity: Annotated[int, typer.Option(min=1, help="Maps to keep.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Where the result goes; the file itself if not given."),
+    ] = None,
+) -> None:
+    """Keep so many maps, dropping the most redundant."""
+    from fmoe_ray.maps import MapStore
+
+    store = MapStore.load(file)
+    result = store.copy(capacity=capacity)
+    result.save(output or file)
+    typer.echo(f"{output or file}: {len(result)} of {len(store)} maps")
