@@ -12,6 +12,7 @@ import torch
 
 from fmoe_ray.cache import Geometry, Offloader
 from fmoe_ray.config import Budget, OffloadSettings
+from fmoe_ray.engine.step_recorder import StepRecorder
 from fmoe_ray.models.experts import Dispatch, ExpertsBackend
 from fmoe_ray.models.loader import LoadedModel
 from fmoe_ray.models.router import RouterTap, mean_by_row
@@ -30,14 +31,21 @@ class StepExperts(ExpertsBackend, Protocol):
 class OffloadedExperts:
     """Experts backend over the slots of an `Offloader`; one step at a time, on one thread."""
 
-    def __init__(self, loaded: LoadedModel, offloader: Offloader, tap: RouterTap) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        offloader: Offloader,
+        tap: RouterTap,
+        recorder: StepRecorder | None = None,
+    ) -> None:
         self._offloader = offloader
         self._tap = tap
+        self._recorder = recorder
         self._rule = loaded.gates.rule
         self._routers = loaded.gates.routers
         self._num_experts = loaded.num_experts
         self._publishes = offloader.wants_gates
-        self._speculates = offloader.wants_speculative
+        self._speculates = offloader.wants_speculative or recorder is not None
         self._slots = [
             loaded.layout.views(slot[: loaded.layout.blob_bytes])
             for slot in device_arena(offloader, loaded.device)
@@ -53,6 +61,8 @@ class OffloadedExperts:
     def begin_step(self, tokens_of_row_R: list[int]) -> None:
         self._num_rows = len(tokens_of_row_R)
         self._row_of_token_T = np.repeat(np.arange(self._num_rows, dtype=np.int32), tokens_of_row_R)
+        if self._recorder is not None:
+            self._recorder.begin_step()
 
     def forward(
         self,
@@ -72,31 +82,53 @@ class OffloadedExperts:
             if hidden_TH.is_cuda:  # launched is not computed
                 torch.cuda.current_stream().synchronize()
             self._offloader.release([expert for expert, _ in delivered])
-        if self._publishes:
-            self._publish(layer, chosen_TK)
+        if self._publishes or self._recorder is not None:
+            chosen_TJ = self._chosen(index_TK)
+            probs_TJ, speculative_TJ = self._gates(layer, chosen_TJ)
+            if self._publishes:
+                self._publish(layer, chosen_TJ, probs_TJ, speculative_TJ)
+            if self._recorder is not None:
+                self._recorder.add_layer(index_TK, weights_TK, probs_TJ, speculative_TJ)
         return dispatch.combine(weights_TK)
 
-    def _publish(self, layer: int, chosen_TK: np.ndarray) -> None:
-        chosen_RJ = np.zeros((self._num_rows, self._num_experts), np.uint8)
-        token_N, position_N = np.nonzero(chosen_TK < self._num_experts)
-        chosen_RJ[self._row_of_token_T[token_N], chosen_TK[token_N, position_N]] = 1
+    def _chosen(self, index_TK: torch.Tensor) -> torch.Tensor:
+        """float32 [T, J], 1 where the token chose the expert."""
+        beyond = index_TK.new_zeros(len(index_TK), self._num_experts + 1, dtype=torch.float32)
+        ids_TK = index_TK.clamp_max(self._num_experts)
+        return beyond.scatter_(1, ids_TK, 1.0)[:, : self._num_experts]
+
+    def _gates(
+        self, layer: int, chosen_TJ: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """float32 [T, J] of this layer, and of the next where it is wanted."""
         gate = self._tap.take()
         if gate is None:  # no router decided: what was chosen is all there is to know
-            probs_RJ = chosen_RJ / chosen_RJ.sum(1, keepdims=True, dtype=np.float32)
-            self._offloader.publish_gate(layer, probs_RJ, chosen_RJ, None)
-            return
+            return chosen_TJ / chosen_TJ.sum(1, keepdim=True).clamp_min(1.0), None
         _, args, output_TJ = gate
         following = self._routers[layer + 1] if layer + 1 < len(self._routers) else None
-        speculative_RJ = None
+        speculative_TJ = None
         if self._speculates and following is not None:
-            speculative_RJ = self._by_row(self._tap.speculate(following, args))
-        self._offloader.publish_gate(layer, self._by_row(output_TJ), chosen_RJ, speculative_RJ)
+            speculative_TJ = self._rule.distribution(self._tap.speculate(following, args))
+        return self._rule.distribution(output_TJ), speculative_TJ
 
-    def _by_row(self, output_TJ: torch.Tensor) -> np.ndarray:
-        """float32 [R, J]"""
-        probs_TJ = self._rule.distribution(output_TJ)
+    def _publish(
+        self,
+        layer: int,
+        chosen_TJ: torch.Tensor,
+        probs_TJ: torch.Tensor,
+        speculative_TJ: torch.Tensor | None,
+    ) -> None:
         rows_T = torch.from_numpy(self._row_of_token_T).to(probs_TJ.device)
-        return mean_by_row(probs_TJ, rows_T, self._num_rows).cpu().numpy()
+
+        def by_row(values_TJ: torch.Tensor) -> torch.Tensor:
+            return mean_by_row(values_TJ, rows_T, self._num_rows).contiguous().cpu()
+
+        self._offloader.publish_gate(
+            layer,
+            by_row(probs_TJ).numpy(),
+            (by_row(chosen_TJ) > 0).to(torch.uint8).numpy(),
+            None if speculative_TJ is None else by_row(speculative_TJ).numpy(),
+        )
 
 
 class _DeviceMemory:

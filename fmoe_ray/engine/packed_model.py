@@ -17,7 +17,7 @@ class PackedModel:
     def __init__(
         self, model: Any, *, num_slots: int, max_context: int, device: torch.device
     ) -> None:
-        self._model = model
+        self.model = model
         self._device = device
         self._cache = KVCache(num_slots, max_context)
         self._embed = model.get_input_embeddings()
@@ -42,7 +42,7 @@ class PackedModel:
         last_R = torch.tensor(
             [span.begin + span.num_tokens - 1 for span in self._cache.spans], device=self._device
         )
-        output = self._model(
+        output = self.model(
             input_ids=tokens_T[None],
             position_ids=positions_T[None],
             cache=self._cache,
@@ -65,10 +65,10 @@ class PackedModel:
                     logits = self.forward([row], self.token_ids([row]))
             except (AttributeError, TypeError, AssertionError, RuntimeError) as error:
                 raise UnsupportedModelError(
-                    f"{self._model.config.model_type}: cannot run with batched KV slots "
+                    f"{self.model.config.model_type}: cannot run with batched KV slots "
                     f"({type(error).__name__}: {error}); docs/families.md lists what can"
                 ) from error
             if len(logits) != 1:
                 raise UnsupportedModelError(
-                    f"{self._model.config.model_type}: ignores which logits to keep"
+                    f"{self.model.config.model_type}: ignores which logits to keep"
                 )

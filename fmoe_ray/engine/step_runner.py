@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,16 +27,17 @@ from fmoe_ray.engine.packed_model import PackedModel
 from fmoe_ray.engine.pooling import Pooling, pool_rows
 from fmoe_ray.engine.runner import RunnerInfo
 from fmoe_ray.engine.sampling import Sampler
+from fmoe_ray.engine.step_recorder import StepRecorder
 from fmoe_ray.errors import ConfigError, EngineError
 from fmoe_ray.models.device import choose_device, choose_dtype
 from fmoe_ray.models.experts import bind_experts
 from fmoe_ray.models.loader import LoadedModel, load_model
 from fmoe_ray.models.router import RouterTap
 from fmoe_ray.models.weights import Progress
+from fmoe_ray.trace.format import DECODE, PREFILL
 
 logger = logging.getLogger(__name__)
 
-PREFILL, DECODE = 0, 1
 _NO_STATS = StepStats(
     seconds=0.0,
     stall_seconds=0.0,
@@ -61,6 +63,7 @@ class StepRunner:
         gpu: GpuParts | None,
         offloader: Offloader,
         store: HostStore,
+        recorder: StepRecorder | None,
         info: RunnerInfo,
         pooling: Pooling,
         num_threads: int | None,
@@ -70,6 +73,7 @@ class StepRunner:
         self._gpu = gpu
         self._offloader = offloader
         self._store = store
+        self._recorder = recorder
         self._info = info
         self._pooling: Pooling = pooling
         self._samplers: dict[int, Sampler] = {}
@@ -117,10 +121,16 @@ class StepRunner:
         free = free_bytes(loaded, settings.engine.max_prefill_tokens) if is_cuda else None
         offloader = open_offloader(loaded, settings.offload, free)
         tap = RouterTap(loaded.model)
+        recorder = None
+        if settings.offload.record_path is not None:
+            recorder = StepRecorder(settings.offload.record_path, num_experts=loaded.num_experts)
+        experts: StepExperts
         parts = None
         if is_cuda:
-            parts = assemble_gpu(loaded, model, offloader, tap, settings)
-        experts = OffloadedExperts(loaded, offloader, tap) if parts is None else parts.experts
+            parts = assemble_gpu(loaded, model, offloader, tap, recorder, settings)
+            experts = parts.experts
+        else:
+            experts = OffloadedExperts(loaded, offloader, tap, recorder)
         bind_experts(loaded.experts.values(), experts)
         return cls(
             model=model,
@@ -128,6 +138,7 @@ class StepRunner:
             gpu=parts,
             offloader=offloader,
             store=loaded.store,
+            recorder=recorder,
             info=RunnerInfo(
                 num_slots=settings.engine.max_batch_size,
                 max_context=max_context,
@@ -149,6 +160,11 @@ class StepRunner:
     @property
     def info(self) -> RunnerInfo:
         return self._info
+
+    @property
+    def model(self) -> Any:
+        """The transformers model; not to be changed while a step runs."""
+        return self._model.model
 
     async def step(self, plan: StepPlan) -> StepResult:
         """A failed computation is in the result and ends its requests; later steps can go on."""
@@ -174,6 +190,8 @@ class StepRunner:
         self._experts.close()
         self._offloader.close()
         self._store.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     def run(self, plan: StepPlan) -> StepResult:
         """`step` on the calling thread: for use without an event loop, never beside it."""
@@ -201,15 +219,20 @@ class StepRunner:
     def _compute(self, rows: Sequence[Row]) -> tuple[torch.Tensor, IterationStats]:
         tokens_T = self._model.token_ids(rows)
         tokens_of_row_R = [len(row.tokens) for row in rows]
-        embeddings_RH = pool_rows(self._model.embed(tokens_T), tokens_of_row_R, self._pooling)
+        phases_R = [self._phase(row) for row in rows]
+        embeddings_TH = self._model.embed(tokens_T)
+        embeddings_RH = pool_rows(embeddings_TH, tokens_of_row_R, self._pooling)
         self._offloader.begin_iteration(
             np.array([row.request_id for row in rows], np.int64),
-            np.array([self._phase(row) for row in rows], np.uint8),
+            np.array(phases_R, np.uint8),
             np.array([_only_token(row) for row in rows], np.int32),
             embeddings_RH.cpu().numpy(),
         )
         logits_RV = self._forward(rows, tokens_T, tokens_of_row_R)
-        return logits_RV, self._offloader.end_iteration()
+        iteration = self._offloader.end_iteration()
+        if self._recorder is not None:
+            self._recorder.end_step(rows, [phase == PREFILL for phase in phases_R], embeddings_TH)
+        return logits_RV, iteration
 
     def _forward(
         self, rows: Sequence[Row], tokens_T: torch.Tensor, tokens_of_row_R: list[int]

@@ -91,6 +91,11 @@ class Checkpoint:
         return digest.hexdigest()[:32]
 
 
+def is_hub_name(path: str) -> bool:
+    """True for `owner/name` that is no folder here."""
+    return not Path(path).expanduser().exists() and _HUB_NAME.fullmatch(path) is not None
+
+
 def resolve(path: str) -> Path:
     """The folder behind `tiny`, a folder or a hub name; a hub name is downloaded, safetensors only.
 
@@ -110,7 +115,7 @@ def resolve(path: str) -> Path:
         raise CheckpointNotFoundError(
             f"{path} is a file; give model.path the folder with config.json"
         )
-    if not _HUB_NAME.fullmatch(path):
+    if not is_hub_name(path):
         raise CheckpointNotFoundError(
             f"{path!r} is neither a folder here nor a hub name; correct model.path, "
             "or use 'tiny' for the demonstration model"

@@ -1,17 +1,14 @@
-"""Small checkpoints and a driver that turns prompts into steps, as a scheduler would."""
+"""Small checkpoints, and step runners over them."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from fmoe_ray.config import parse_settings
-from fmoe_ray.engine.messages import Row, RowResult, Sampling, StepPlan, StepResult
 from fmoe_ray.engine.step_runner import StepRunner
 from fmoe_ray.evaluate.tiny_models import save_tiny
 
-GREEDY = Sampling(temperature=0.0)
 Load = Callable[..., StepRunner]
 
 
@@ -51,66 +48,3 @@ def load(checkpoint: Callable[[str], Path]) -> Iterator[Load]:
     for runner in runners:
         runner.check_integrity()
         runner.shutdown()
-
-
-@dataclass
-class Drive:
-    """Runs requests on a runner: admits them as slots get free, cuts prompts into chunks."""
-
-    runner: StepRunner
-    chunk: int = 32
-    steps: int = 0
-    results: list[StepResult] = field(default_factory=list)
-
-    def __call__(
-        self,
-        prompts: list[list[int]],
-        num_tokens: int,
-        sampling: list[Sampling] | None = None,
-        arrive_at: list[int] | None = None,
-    ) -> list[list[int]]:
-        """Tokens of each prompt; request i joins at step `arrive_at[i]` of this call or later."""
-        self.outputs: list[list[int]] = [[] for _ in prompts]
-        self.rows: list[list[RowResult]] = [[] for _ in prompts]
-        done = [0] * len(prompts)
-        waiting = list(range(len(prompts)))
-        slots: dict[int, int] = {}
-        free = list(range(self.runner.info.num_slots))
-        ended: list[int] = []
-        step = 0
-        while waiting or slots:
-            for request in list(waiting):
-                if free and (arrive_at is None or arrive_at[request] <= step):
-                    slots[request] = free.pop()
-                    waiting.remove(request)
-            rows = []
-            for request, slot in slots.items():
-                sequence = prompts[request] + self.outputs[request]
-                tokens = sequence[done[request] :][: self.chunk]
-                rows.append(
-                    Row(
-                        request_id=request,
-                        slot=slot,
-                        start=done[request],
-                        tokens=tokens,
-                        samples=done[request] + len(tokens) == len(sequence),
-                        sampling=(sampling[request] if sampling else GREEDY)
-                        if done[request] == 0
-                        else None,
-                    )
-                )
-            result = self.runner.run(StepPlan(step=step, rows=rows, ended=ended))
-            assert result.error is None
-            self.results.append(result)
-            ended = []
-            for row, outcome in zip(rows, result.rows, strict=True):
-                done[row.request_id] += len(row.tokens)
-                self.rows[row.request_id].append(outcome)
-                if outcome.token is not None:
-                    self.outputs[row.request_id].append(outcome.token)
-                if len(self.outputs[row.request_id]) == num_tokens:
-                    free.append(slots.pop(row.request_id))
-                    ended.append(row.request_id)
-            step += 1
-        self.runner.run(StepPlan(step=step, rows=[], ended=ended))
-        return self.outputs

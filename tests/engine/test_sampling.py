@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 from fmoe_ray.engine.messages import Sampling
 from fmoe_ray.engine.sampling import Sampler, distribution
 
-logit_lists = st.lists(
-    st.integers(-60, 60).map(lambda tenth: tenth / 10), min_size=1, max_size=12
-)
+logit_lists = st.lists(st.integers(-60, 60).map(lambda tenth: tenth / 10), min_size=1, max_size=12)
 temperatures = st.sampled_from([0.1, 0.7, 1.0, 2.5])
 top_ps = st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.999, 1.0])
 

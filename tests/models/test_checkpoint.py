@@ -88,7 +88,7 @@ def test_a_pickled_checkpoint_is_refused_with_the_reason(copy: Path, name: str) 
 def test_a_folder_without_weights_is_refused(copy: Path) -> None:
     for path in [*shards(copy), copy / "model.safetensors.index.json"]:
         path.unlink()
-    with pytest.raises(CheckpointError, match="no \\*.safetensors"):
+    with pytest.raises(CheckpointError, match=r"no \*\.safetensors"):
         open_checkpoint(copy)
 
 

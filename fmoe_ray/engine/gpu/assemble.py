@@ -13,6 +13,7 @@ from fmoe_ray.cache import Geometry, Offloader
 from fmoe_ray.config import Settings
 from fmoe_ray.engine.offloaded_experts import OffloadedExperts
 from fmoe_ray.engine.packed_model import PackedModel
+from fmoe_ray.engine.step_recorder import StepRecorder
 from fmoe_ray.errors import EngineError, UnsupportedModelError
 from fmoe_ray.gates import CudaGates
 from fmoe_ray.models.loader import LoadedModel
@@ -66,8 +67,14 @@ def assemble_gpu(
     model: PackedModel,
     offloader: Offloader,
     tap: RouterTap,
+    recorder: StepRecorder | None,
     settings: Settings,
 ) -> GpuParts:
+    """Never fails for what it cannot speed up: that runs with transformers' own operations."""
+    if recorder is not None:
+        logger.warning("recording a trace: experts are computed one by one, without our kernels")
+        plain = OffloadedExperts(loaded, offloader, tap, recorder)
+        return GpuParts(experts=plain, decode=None, gates=None)
     try:
         from fmoe_ray.engine.gpu.decode_step import DecodeStep
         from fmoe_ray.engine.gpu.slot_experts import SlotExperts

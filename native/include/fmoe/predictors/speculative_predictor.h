@@ -21,6 +21,7 @@ public:
     void iteration_ended(std::vector<Prediction>&) override {}
     void request_ended(std::uint64_t) override {}
     bool is_synchronous() const override { return is_synchronous_; }
+    bool wants_speculative() const override { return true; }
 
 private:
     Geometry geometry_;

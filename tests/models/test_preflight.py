@@ -1,0 +1,110 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from fmoe_ray.config import Settings, parse_settings
+from fmoe_ray.errors import (
+    CapacityError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    ConfigError,
+    UnsupportedModelError,
+)
+from fmoe_ray.evaluate.tiny_models import EXPERTS, LAYERS, save_tiny, tiny_config
+from fmoe_ray.models.architecture import architecture_of
+from fmoe_ray.models.preflight import check_machine, needs_of
+
+MIXTRAL = "mistralai/Mixtral-8x7B-v0.1"
+MIXTRAL_8X7B = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
+
+
+def settings(path: object, **offload: object) -> Settings:
+    model = {"path": str(path), "device": "cpu"}
+    return parse_settings({"model": model, "offload": offload})
+
+
+def test_mixtral_8x7b_needs_its_known_sizes() -> None:
+    """46.7 billion parameters, 45.1 of them experts (Mixtral paper, table 1)."""
+    architecture = architecture_of(tiny_config("mixtral", **MIXTRAL_8X7B), torch.bfloat16)
+    needs = needs_of(architecture, settings("x", budget=0.25), torch.device("cuda"))
+    assert needs.store_bytes == 2 * 256 * 3 * 4096 * 14336
+    assert (needs.store_bytes + needs.dense_bytes) / 2e9 == pytest.approx(46.7, abs=0.05)
+    assert needs.slot_bytes == needs.store_bytes // 4
+    assert needs.host_bytes == needs.store_bytes
+    assert needs.device_bytes == needs.dense_bytes + needs.slot_bytes
+
+
+def test_on_a_cpu_slots_and_dense_weights_are_host_memory_too(tmp_path: Path) -> None:
+    needs = check_machine(settings(save_tiny("mixtral", tmp_path), budget=2))
+    assert needs.slot_bytes * LAYERS * EXPERTS == needs.store_bytes * 2
+    assert needs.host_bytes == needs.store_bytes + needs.dense_bytes + needs.slot_bytes
+    assert needs.device_bytes == 0
+
+
+def test_a_model_too_big_for_the_machine_names_both_sizes(tmp_path: Path) -> None:
+    tiny_config("mixtral", **{**MIXTRAL_8X7B, "num_hidden_layers": 3200}).save_pretrained(tmp_path)
+    save_tiny("mixtral", tmp_path / "weights")
+    for shard in (tmp_path / "weights").glob("model*"):
+        shard.rename(tmp_path / shard.name)
+    with pytest.raises(
+        CapacityError, match=r"lacks \d+\.\d GiB of host memory \(\d+\.\d GiB available"
+    ):
+        check_machine(settings(tmp_path))
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    tiny_config("mixtral").save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="download the weights"):
+        check_machine(settings(tmp_path))
+
+
+def test_a_family_that_cannot_run_is_refused(tmp_path: Path) -> None:
+    tiny_config("qwen3_next").save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="linear_attention"):
+        check_machine(settings(tmp_path))
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No network, and the returned folder as hub cache."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_a_hub_name_that_is_not_here_says_what_is_missing(offline: Path) -> None:
+    with pytest.raises(CheckpointNotFoundError, match=r"lacks the checkpoint.*Available: "):
+        check_machine(settings(MIXTRAL))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_everything_that_is_missing_is_told_at_once(offline: Path) -> None:
+    """Mixtral's configuration is in the cache, its weights and a GPU are not here."""
+    cache = offline / "models--mistralai--Mixtral-8x7B-v0.1"
+    snapshot = cache / "snapshots" / ("0" * 40)
+    tiny_config("mixtral", **MIXTRAL_8X7B).save_pretrained(snapshot)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("0" * 40)
+    model = {"path": MIXTRAL, "device": "cuda", "dtype": "bfloat16"}
+    with pytest.raises(CheckpointNotFoundError) as caught:
+        check_machine(parse_settings({"model": model}))
+    text = str(caught.value)
+    assert f"the weights (fetch them: `hf download {MIXTRAL}`)" in text
+    assert "an NVIDIA GPU" in text
+    assert "It needs 84.0 GiB of host memory and 3.3 GiB of GPU memory" in text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_missing_gpu_alone_is_a_wrong_setting(tmp_path: Path) -> None:
+    model = {"path": str(save_tiny("mixtral", tmp_path)), "device": "cuda"}
+    with pytest.raises(ConfigError, match="lacks an NVIDIA GPU"):
+        check_machine(parse_settings({"model": model}))
