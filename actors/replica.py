@@ -63,6 +63,10 @@ class Replica:
         """Called by Serve. Cheap, and about progress: a busy engine is healthy, a stuck one not."""
         self._engine.check_health()
 
+    def environment(self) -> dict[str, str]:
+        """What this process sees of the machine."""
+        return {"CUDA_VISIBLE_DEVICES": os.environ["CUDA_VISIBLE_DEVICES"]}
+
     async def shard_pids(self) -> list[int]:
         return await self._gang.pids()
 

@@ -45,7 +45,7 @@ def _invalid_request(error: ErrorDetails) -> InvalidRequestError:
             )
         case "unsupported_field":
             param = ".".join([*path, error["ctx"]["field"]])
-            return InvalidRequestError(error["msg"], param, "unsupported_value")
+            return InvalidRequestError(f"{param} {error['msg']}", param, "unsupported_value")
         case "extra_forbidden":
             return InvalidRequestError(f"unknown field {param}; remove it", param, "unknown_field")
         case "missing":

@@ -65,7 +65,7 @@ class _Body(BaseModel):
             if value is not None and value not in values:
                 raise PydanticCustomError(
                     "unsupported_field",
-                    "{field} is not supported by this server; leave it out",
+                    "is not supported by this server; leave it out",
                     {"field": name},
                 )
         return {name: value for name, value in data.items() if name not in cls.neutral}
@@ -99,7 +99,7 @@ class _Generation(_Body):
         if self.stream_options is not None and not self.stream:
             raise PydanticCustomError(
                 "unsupported_field",
-                "{field} is only allowed when stream is true",
+                "is only allowed when stream is true",
                 {"field": "stream_options"},
             )
         return self
@@ -161,12 +161,12 @@ class ChatCompletionRequest(_Generation):
         if None not in both and both[0] != both[1]:
             raise PydanticCustomError(
                 "unsupported_field",
-                "{field} and max_completion_tokens differ; give one of them",
+                "and max_completion_tokens differ; give one of them",
                 {"field": "max_tokens"},
             )
         if self.top_logprobs is not None and not self.logprobs:
             raise PydanticCustomError(
-                "unsupported_field", "{field} needs logprobs: true", {"field": "top_logprobs"}
+                "unsupported_field", "needs logprobs: true", {"field": "top_logprobs"}
             )
         return self
 

@@ -51,7 +51,7 @@ def simulate(
 
     Times are per token, in units of one layer's compute.
     """
-    from fmoe_ray.evaluate.policy_table import Comparison
+    from fmoe_ray.evaluate.policy_table import Comparison, blind_policies
     from fmoe_ray.trace.format import load_trace
 
     for ratio in load_ratio:
@@ -71,7 +71,14 @@ def simulate(
         from fmoe_ray.evaluate.plots import require_matplotlib
 
         require_matplotlib()  # before the work, not after it
-    rows = _compare_with_progress(load_trace(trace), comparison)
+    routing = load_trace(trace)
+    for name in blind_policies(routing, policy):
+        typer.echo(
+            f"warning: {name} predicts from speculative gates, and {trace} has no spec_probs: "
+            "it prefetches nothing",
+            err=True,
+        )
+    rows = _compare_with_progress(routing, comparison)
     if as_json:
         typer.echo(json.dumps({"results": [row.to_json() for row in rows]}, indent=2))
     else:
@@ -97,6 +104,7 @@ def _compare_with_progress(trace: "RoutingTrace", comparison: "Comparison") -> "
 
 
 def _print_table(rows: "list[Row]") -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
@@ -105,6 +113,8 @@ def _print_table(rows: "list[Row]") -> None:
         in_cell = list(cell)
         bounds = in_cell[0].bounds
         table = Table(
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
             title=f"{budget:.3g} of the experts fit, R = {ratio:g}",
             caption=(
                 f"LRU {in_cell[0].floor.time_per_token:.2f}, Belady {bounds.belady:.2f}, "
@@ -112,12 +122,15 @@ def _print_table(rows: "list[Row]") -> None:
             ),
         )
         table.add_column("policy", no_wrap=True)
-        for heading in ("time", "gap closed", "hits", "loads", "wasted", "late", "stall"):
+        for heading in ("time", "gap", "hits", "loads", "wasted", "late", "stall"):
             table.add_column(heading, justify="right")
         for row in in_cell:
             table.add_row(row.policy, *_cells(row))
         console.print(table)
-    console.print("Per token; times in units of one layer's compute.", style="dim")
+    console.print(
+        "Per token; times in units of one layer's compute; gap: closed of LRU's to clairvoyant.",
+        style="dim",
+    )
 
 
 def _cells(row: "Row") -> list[str]:
@@ -125,7 +138,7 @@ def _cells(row: "Row") -> list[str]:
     tokens = simulation.num_tokens
     return [
         f"{simulation.time_per_token:.2f}",
-        "-" if row.gap_closed is None else f"{row.gap_closed:.1%}",
+        "-" if row.gap_closed is None else f"{row.gap_closed:.0%}",
         f"{simulation.hit_rate:.1%}",
         f"{simulation.num_loads / tokens:.2f}",
         f"{simulation.prefetches_wasted / tokens:.2f}",

@@ -86,6 +86,7 @@ class Engine:
 
     async def start(self) -> None:
         self._loop_task = asyncio.create_task(self._run(), name="engine-steps")
+        self._loop_task.add_done_callback(self._on_loop_end)
 
     async def __aenter__(self) -> "Engine":
         await self.start()
@@ -194,6 +195,13 @@ class Engine:
                     self._take(plan, result)
             except EngineError as error:
                 self.fail(error)
+
+    def _on_loop_end(self, task: asyncio.Task[None]) -> None:
+        """A defect must not leave requests waiting for a loop that is gone."""
+        defect = None if task.cancelled() else task.exception()
+        if defect is not None:
+            logger.error("the engine's loop has a defect", exc_info=defect)
+            self.fail(EngineError(f"the engine's loop has a defect: {defect!r}"))
 
     async def _step(self, plan: StepPlan) -> StepResult:
         self._step_began_s = self._clock()

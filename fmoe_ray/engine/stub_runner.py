@@ -140,7 +140,7 @@ class StubRunner:
     def _next_token(self, last: int, request: _Request) -> int:
         if request.sampling.temperature > 0:
             return random.Random(f"{request.sampling.seed} {request.num_tokens}").choice(_LETTERS)
-        if last not in _LETTERS:
+        if not _LETTERS[0] <= last <= _LETTERS[-1]:
             return _LETTERS[0]
         return EOS if last == _LETTERS[-1] else last + 1
 

@@ -8,6 +8,7 @@ from typing import Any
 from fmoe_ray.config import Budget, OffloadSettings
 from fmoe_ray.errors import ConfigError
 from fmoe_ray.evaluate.simulator import Bounds, Simulation, TraceSimulator
+from fmoe_ray.policy import list_policies
 from fmoe_ray.trace.format import RoutingTrace
 
 FLOOR = "lru"
@@ -148,6 +149,14 @@ def compare(
         for slots, load_ratio in cells
         for policy in comparison.policies
     ]
+
+
+def blind_policies(trace: RoutingTrace, policies: Sequence[str]) -> list[str]:
+    """Those whose predictor sees nothing in this trace: no speculative gates were recorded."""
+    if trace.spec_probs is not None:
+        return []
+    speculative = {info.name for info in list_policies() if info.predictor == "speculative"}
+    return [policy for policy in policies if policy in speculative]
 
 
 def num_simulations(comparison: Comparison) -> int:

@@ -56,7 +56,7 @@ def test_no_offload_holds_everything_whatever_the_budget() -> None:
 def test_the_table_names_policy_bounds_and_units() -> None:
     text = output(TRACE, "--policy", "lru", *CELL)
     assert "0.25 of the experts fit, R = 0.5" in text
-    assert re.search(r"lru +│ +\d+\.\d\d +│ +0\.0%", text)
+    assert re.search(r"lru +\d+\.\d\d +0%", text)
     assert "Belady" in text and "units of one layer's compute" in text
 
 
@@ -67,6 +67,18 @@ def test_a_batch_and_a_split_change_what_is_measured() -> None:
     assert one["num_tokens"] == four["num_tokens"] == 2290
     assert one["time_per_step"] == one["time_per_token"]
     assert four["time_per_step"] > 2 * four["time_per_token"]
+
+
+def test_a_policy_that_sees_nothing_in_the_trace_is_warned_of() -> None:
+    options = ["--policy", "mixtral-offloading", "--policy", "fmoe", *CELL, "--json"]
+    result = CliRunner().invoke(app, ["simulate", TRACE, *options], catch_exceptions=False)
+    assert "warning: mixtral-offloading predicts from speculative gates" in result.stderr
+    assert "warning: fmoe" not in result.stderr
+    blind, paper = json.loads(result.stdout)["results"]
+    assert blind["prefetched_per_token"] == 0 and blind["recall"] == {}
+    assert paper["prefetched_per_token"] > 0
+    assert set(paper["recall"]) == {"1", "2", "3"}
+    assert all(0 < r["top_k"] <= r["top_2k"] <= 1 for r in paper["recall"].values())
 
 
 def test_a_plot_is_written_for_each_budget(tmp_path: Path) -> None:

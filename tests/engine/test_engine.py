@@ -156,6 +156,18 @@ def test_a_runner_that_gives_up_ends_all_requests_and_refuses_new_ones() -> None
     with_engine(body, runner)
 
 
+def test_a_defect_in_the_runner_leaves_nobody_waiting() -> None:
+    class Broken(StubRunner):
+        async def step(self, plan: StepPlan) -> StepResult:
+            raise ZeroDivisionError("one over nothing")
+
+    async def body(engine: Engine) -> None:
+        event = await whole(engine.submit(request()))
+        assert isinstance(event.error, EngineError) and "one over nothing" in str(event.error)
+
+    with_engine(body, Broken())
+
+
 def test_a_lost_shard_ends_requests_at_once_though_the_step_hangs() -> None:
     async def body(engine: Engine) -> None:
         stream = engine.submit(request())

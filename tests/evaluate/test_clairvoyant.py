@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference.simulator import gates_of
 
 from fmoe_ray.evaluate.simulator import Bounds, TraceSimulator
 from fmoe_ray.trace.format import RoutingTrace
@@ -29,14 +30,6 @@ def tiny_traces(draw: st.DrawFn) -> RoutingTrace:
         seq_len=np.array([num_tokens]),
         num_experts=num_experts,
     )
-
-
-def gates_of(trace: RoutingTrace) -> list[Gate]:
-    return [
-        frozenset(layer * trace.num_experts + int(j) for j in trace.expert_ids[token, layer])
-        for token in range(trace.num_tokens)
-        for layer in range(trace.num_layers)
-    ]
 
 
 State = tuple[int, int, Gate, tuple[tuple[int, int], ...]]
@@ -131,7 +124,7 @@ def test_the_optimum_lies_between_lower_bound_and_clairvoyant(
     slots = data.draw(st.integers(trace.top_k, trace.num_layers * trace.num_experts))
     bounds = TraceSimulator(trace).bounds(trace.sequences(), slots=slots, load_ratio=load / compute)
     lower, clairvoyant, loads = totals(bounds, trace)
-    gates = gates_of(trace)
+    gates = [frozenset(gate) for gate in gates_of(trace)]
     optimum = shortest_ticks(gates, slots, load, compute) / compute
     assert lower <= optimum + 1e-9
     assert optimum <= clairvoyant + 1e-9

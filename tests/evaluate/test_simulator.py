@@ -1,19 +1,32 @@
 """The native simulator against a plain one that counts time in ticks, and its laws."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference.simulator import (
+    Belady,
+    Gate,
+    Lru,
+    PerfectPrefetch,
+    PlainSimulator,
+    Script,
+    gates_of,
+)
 
 from fmoe_ray.errors import ConfigError
 from fmoe_ray.evaluate.simulator import Simulation, TraceSimulator
+from fmoe_ray.policy import (
+    ExpertCache,
+    GateRequested,
+    Instruction,
+    Policy,
+    VictimNeeded,
+    list_policies,
+)
 from fmoe_ray.trace.format import RoutingTrace
 
-Gate = tuple[int, ...]
-NEVER = 10**9
+PREDICTING = [info.name for info in list_policies() if info.predictor != "none"]
 
 
 def make_trace(
@@ -47,174 +60,103 @@ def traces(draw: st.DrawFn) -> RoutingTrace:
     )
 
 
-def gates_of(trace: RoutingTrace, batch: int) -> list[Gate]:
-    """The experts that each gate needs, in order; a row that ends takes the next sequence."""
-    waiting = [list(range(start, start + length)) for start, length in trace.sequences()]
-    rows: list[list[int]] = []
-    gates: list[Gate] = []
-    while True:
-        rows = [row for row in rows if row]
-        ended = batch - len(rows)
-        rows += waiting[:ended]
-        waiting = waiting[ended:]
-        if not rows:
-            return gates
-        tokens = [row.pop(0) for row in rows]
-        for layer in range(trace.num_layers):
-            chosen = trace.expert_ids[tokens, layer].ravel()
-            gates.append(tuple(sorted({layer * trace.num_experts + int(j) for j in chosen})))
+ticks = st.tuples(st.integers(1, 5), st.integers(1, 3))
 
 
-@dataclass
-class Plain:
-    """One gate after the other, one tick after the other: `compute` ticks a layer, `load` ticks an
-    expert. Counts like the native simulator."""
-
-    gates: list[Gate]
-    num_layers: int
-    slots: int
-    load: int
-    compute: int
-    ready: set[int] = field(default_factory=set)
-    used_at: dict[int, int] = field(default_factory=dict)
-    uses: int = 0
-    prefetch: tuple[int, int] | None = None
-    """(expert, ticks it still takes)"""
-    position: int = -1
-    stall: int = 0
-    hits: int = 0
-    late: int = 0
-    misses: int = 0
-    prefetches: int = 0
-
-    def next_use(self, expert: int) -> int:
-        ahead = range(self.position + 1, len(self.gates))
-        return next((gate for gate in ahead if expert in self.gates[gate]), NEVER)
-
-    def farthest(self, candidates: set[int]) -> int:
-        return min(candidates, key=lambda expert: (-self.next_use(expert), expert))
-
-    def oldest(self, candidates: set[int]) -> int:
-        return min(candidates, key=lambda expert: self.used_at[expert])
-
-    def use(self, expert: int) -> None:
-        self.uses += 1
-        self.used_at[expert] = self.uses
-
-    def choose_prefetch(self, pinned: set[int]) -> None:
-        """What the nearest gate within an iteration needs, unless its victim is needed sooner."""
-        for gate in range(self.position + 1, self.position + 1 + self.num_layers):
-            for expert in self.gates[gate] if gate < len(self.gates) else ():
-                if expert in self.ready:
-                    continue
-                if len(self.ready) == self.slots:
-                    if not self.ready - pinned:
-                        return
-                    victim = self.farthest(self.ready - pinned)
-                    if self.next_use(victim) <= gate:
-                        return
-                    self.ready.remove(victim)
-                self.prefetch = (expert, self.load)
-                self.prefetches += 1
-                return
-
-    def load_missing(self, needed: Gate, victim_of: Callable[[set[int]], int]) -> None:
-        loads = []
-        absent = []
-        for expert in needed:
-            if expert in self.ready:
-                self.hits += 1
-            elif self.prefetch is not None and self.prefetch[0] == expert:
-                self.late += 1
-                self.stall += self.prefetch[1]
-                loads.append(expert)
-                self.prefetch = None
-            else:
-                self.misses += 1
-                self.stall += self.load
-                absent.append(expert)
-            self.use(expert)
-        self.ready.update(loads)
-        for expert in absent:
-            if len(self.ready) + (self.prefetch is not None) == self.slots:
-                candidates = self.ready - set(needed)
-                if candidates:
-                    self.ready.remove(victim_of(candidates))
-                else:
-                    self.prefetch = None  # the slot is needed now
-            self.ready.add(expert)
-        for expert in [*loads, *absent]:
-            self.use(expert)
-
-    def advance_prefetch(self) -> None:
-        assert self.prefetch is not None
-        expert, left = self.prefetch
-        self.prefetch = (expert, left - 1)
-        if left == 1:
-            self.prefetch = None
-            self.ready.add(expert)
-            self.use(expert)
-
-    def run(self, *, is_lru: bool, prefetches: bool) -> "Plain":
-        for position, needed in enumerate(self.gates):
-            self.position = position
-            self.load_missing(needed, self.oldest if is_lru else self.farthest)
-            for _ in range(self.compute):
-                if prefetches and self.prefetch is None:
-                    self.choose_prefetch(set(needed))
-                if self.prefetch is not None:
-                    self.advance_prefetch()
-            if prefetches and self.prefetch is None:
-                self.choose_prefetch(set(needed))
-            is_iteration_end = (position + 1) % self.num_layers == 0
-            if prefetches and self.prefetch is None and is_iteration_end:
-                self.choose_prefetch(set())
-        return self
-
-    @property
-    def time(self) -> float:
-        return len(self.gates) + self.stall / self.compute
-
-
-ticks = st.tuples(st.integers(0, 5), st.integers(1, 3))
-
-
-@given(trace=traces(), slots=st.integers(1, 24), ticks=ticks, batch=st.integers(1, 3))
-@settings(max_examples=200, deadline=None)
-def test_lru_agrees_with_a_plain_simulation(
-    trace: RoutingTrace, slots: int, ticks: tuple[int, int], batch: int
-) -> None:
+@st.composite
+def settings_of_runs(draw: st.DrawFn) -> tuple[RoutingTrace, int, list[Gate], int]:
+    """(trace, batch, its gates, slots that hold what any gate needs)"""
+    trace = draw(traces())
+    batch = draw(st.integers(1, 3))
     gates = gates_of(trace, batch)
-    slots = min(max(slots, max(map(len, gates))), trace.num_layers * trace.num_experts)
+    slots = draw(st.integers(max(map(len, gates)), trace.num_layers * trace.num_experts))
+    return trace, batch, gates, slots
+
+
+@given(run=settings_of_runs(), ticks=ticks)
+@settings(max_examples=150, deadline=None)
+def test_lru_agrees_with_a_plain_simulation(
+    run: tuple[RoutingTrace, int, list[Gate], int], ticks: tuple[int, int]
+) -> None:
+    trace, batch, gates, slots = run
     load, compute = ticks
-    plain = Plain(gates, trace.num_layers, slots, load, compute).run(is_lru=True, prefetches=False)
+    plain = PlainSimulator(gates, trace.num_layers, slots, load, compute, Lru()).run()
     native = TraceSimulator(trace).run(
         "lru", trace.sequences(), slots=slots, load_ratio=load / compute, batch=batch
     )
     assert (native.hits, native.late, native.misses) == (plain.hits, 0, plain.misses)
-    assert native.stall == pytest.approx(plain.stall / compute)
+    assert native.time == pytest.approx(plain.time)
     assert native.num_steps * trace.num_layers == len(gates)
     assert native.num_tokens == trace.seq_len.sum()
 
 
-@given(trace=traces(), slots=st.integers(1, 24), ticks=ticks, batch=st.integers(1, 3))
-@settings(max_examples=200, deadline=None)
-def test_prefetching_agrees_with_a_plain_simulation(
-    trace: RoutingTrace, slots: int, ticks: tuple[int, int], batch: int
+@given(run=settings_of_runs(), ticks=ticks)
+@settings(max_examples=150, deadline=None)
+def test_belady_and_perfect_prefetch_agree_with_a_plain_simulation(
+    run: tuple[RoutingTrace, int, list[Gate], int], ticks: tuple[int, int]
 ) -> None:
-    gates = gates_of(trace, batch)
-    slots = min(max(slots, max(map(len, gates))), trace.num_layers * trace.num_experts)
-    load, compute = max(ticks[0], 1), ticks[1]
-    geometry = (gates, trace.num_layers, slots, load, compute)
+    trace, batch, gates, slots = run
+    load, compute = ticks
     bounds = TraceSimulator(trace).bounds(
         trace.sequences(), slots=slots, load_ratio=load / compute, batch=batch
     )
     num_tokens = int(trace.seq_len.sum())
-    belady = Plain(*geometry).run(is_lru=False, prefetches=False)
+    belady = PlainSimulator(gates, trace.num_layers, slots, load, compute, Belady()).run()
     assert bounds.belady * num_tokens == pytest.approx(belady.time)
     assert bounds.fewest_loads * num_tokens == pytest.approx(belady.misses)
-    perfect = Plain(*geometry).run(is_lru=False, prefetches=True)
+    perfect = PlainSimulator(gates, trace.num_layers, slots, load, compute, PerfectPrefetch()).run()
     assert bounds.perfect_prefetch * num_tokens == pytest.approx(perfect.time)
+
+
+class ScriptedPolicy(Policy):
+    """As reference.simulator.Script."""
+
+    def __init__(self, wanted: list[list[int]]) -> None:
+        super().__init__()
+        self.wanted = wanted
+        self.position = -1
+
+    def gate_requested(self, event: GateRequested, cache: ExpertCache) -> list[Instruction]:
+        self.position += 1
+        return []
+
+    def evictable(self, cache: ExpertCache) -> int:
+        return min((e for e in cache.residents if cache.can_evict(e)), default=-1)
+
+    def link_free(self, cache: ExpertCache) -> list[Instruction]:
+        wanted = self.wanted[self.position] if self.position >= 0 else []
+        absent = [expert for expert in wanted if cache.is_absent(expert)]
+        victim = -1 if cache.num_free else self.evictable(cache)
+        if not absent or (victim < 0 and not cache.num_free):
+            return []
+        return [Instruction.start_copy(absent[0], victim)]
+
+    def victim(self, needed: VictimNeeded, cache: ExpertCache) -> int:
+        return self.evictable(cache)
+
+
+@given(run=settings_of_runs(), ticks=ticks, data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_scripted_prefetches_agree_with_a_plain_simulation(
+    run: tuple[RoutingTrace, int, list[Gate], int], ticks: tuple[int, int], data: st.DataObject
+) -> None:
+    trace, batch, gates, slots = run
+    load, compute = ticks
+    experts = st.integers(0, trace.num_layers * trace.num_experts - 1)
+    some = st.lists(experts, max_size=3, unique=True)
+    wanted = data.draw(st.lists(some, min_size=len(gates), max_size=len(gates)))
+    plain = PlainSimulator(gates, trace.num_layers, slots, load, compute, Script(wanted)).run()
+    native = TraceSimulator(trace).run(
+        "scripted",
+        trace.sequences(),
+        slots=slots,
+        load_ratio=load / compute,
+        batch=batch,
+        policy_object=ScriptedPolicy(wanted),
+    )
+    counted = (native.hits, native.late, native.misses, native.prefetch_loads)
+    assert counted == (plain.hits, plain.late, plain.misses, plain.prefetches)
+    assert native.time == pytest.approx(plain.time)
 
 
 def check_laws(result: Simulation, num_layers: int, slots: int) -> None:
@@ -229,17 +171,50 @@ def check_laws(result: Simulation, num_layers: int, slots: int) -> None:
 
 
 @given(trace=traces(), load_ratio=st.floats(0, 4), batch=st.integers(1, 3), data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_what_is_loaded_is_asked_for_evicted_or_still_there(
     trace: RoutingTrace, load_ratio: float, batch: int, data: st.DataObject
 ) -> None:
     num_experts = trace.num_layers * trace.num_experts
     slots = data.draw(st.integers(trace.top_k, num_experts))
-    for policy in ("lru", "lfu", "ema"):
+    for policy in ("lru", "lfu", "ema", *PREDICTING):
         result = TraceSimulator(trace).run(
             policy, trace.sequences(), slots=slots, load_ratio=load_ratio, batch=batch
         )
         check_laws(result, trace.num_layers, slots)
+
+
+@pytest.mark.parametrize("policy", ["ema", *PREDICTING])
+def test_the_same_run_has_the_same_result(policy: str) -> None:
+    trace = make_trace(60, 4, 8, 2, [20] * 3, seed=5)
+    learned, measured = trace.split(0.7)
+    first, second = (
+        TraceSimulator(trace).run(policy, measured, slots=12, load_ratio=0.7, learned=learned)
+        for _ in range(2)
+    )
+    assert (first.time, first.num_loads, first.recall) == (
+        second.time,
+        second.num_loads,
+        second.recall,
+    )
+
+
+def test_learning_helps_the_paper_policy_on_a_routing_that_repeats() -> None:
+    once = make_trace(12, 6, 16, 2, [12], seed=6)
+    trace = RoutingTrace(
+        expert_ids=np.concatenate([once.expert_ids] * 2),
+        weights=np.concatenate([once.weights] * 2),
+        seq_start=np.array([0, 12]),
+        seq_len=np.array([12, 12]),
+        num_experts=16,
+        token_ids=np.arange(24, dtype=np.int32) % 12,
+    )
+    learned, measured = trace.split(0.5)
+    simulator = TraceSimulator(trace)
+    blank = simulator.run("fmoe", measured, slots=32, load_ratio=0.4)
+    taught = simulator.run("fmoe", measured, slots=32, load_ratio=0.4, learned=learned)
+    assert taught.recall[3].top_k == 1.0
+    assert taught.time < blank.time
 
 
 def test_a_batch_of_one_has_as_many_steps_as_tokens() -> None:

@@ -88,11 +88,11 @@ public:
     virtual void request_ended(std::uint64_t request) = 0;
     // True: inference waits for the prediction (the baselines that the paper calls synchronous).
     virtual bool is_synchronous() const { return false; }
-    // True: it reads GateObservation::speculative, which is computed for it alone.
-    virtual bool wants_speculative() const { return false; }
     // The expert maps it learns from, to be saved, loaded and merged between iterations; null where
     // it keeps none.
     virtual MapStore* store() { return nullptr; }
+    // True: it reads GateObservation::speculative, which is computed for it alone.
+    virtual bool wants_speculative() const { return false; }
 };
 
 }  // namespace fmoe

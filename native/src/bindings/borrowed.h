@@ -56,8 +56,8 @@ public:
     void iteration_ended(std::vector<Prediction>& out) override { predictor_.iteration_ended(out); }
     void request_ended(std::uint64_t request) override { predictor_.request_ended(request); }
     bool is_synchronous() const override { return predictor_.is_synchronous(); }
-    bool wants_speculative() const override { return predictor_.wants_speculative(); }
     MapStore* store() override { return predictor_.store(); }
+    bool wants_speculative() const override { return predictor_.wants_speculative(); }
 
 private:
     Predictor& predictor_;

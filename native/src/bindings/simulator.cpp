@@ -179,7 +179,8 @@ void bind_simulator(nb::module_& m) {
         .def("__init__", &init_simulator, nb::keep_alive<1, 2>(), nb::keep_alive<1, 12>(),
              nb::keep_alive<1, 13>(), "trace"_a, "policy"_a, "num_slots"_a, "load_time"_a,
              nb::kw_only(), "batch"_a = 1, "eviction"_a = "policy", "prefetch_distance"_a = 3,
-             "store_capacity"_a = 1000, "prediction_delay"_a = 0.0, "prefetch_depth"_a = 1)
+             "store_capacity"_a = 1000, "prediction_delay"_a = 0.0, "prefetch_depth"_a = 1,
+             "own_policy"_a = nb::none(), "own_predictor"_a = nb::none())
         .def(
             "warm_up",
             [](Simulator& self, const StartsAndLengths& sequences) {
