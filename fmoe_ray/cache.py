@@ -121,6 +121,10 @@ class HostStore:
         """All blobs are written: other processes may map the store now."""
         self.native.seal()
 
+    def share(self) -> "HostStore":
+        """Another handle on the same memory, to be closed on its own."""
+        return HostStore(self.native)
+
     def close(self) -> None:
         """Gives the store up; unmapped once no view and no offloader uses it. Idempotent."""
         self._native = None
@@ -230,7 +234,7 @@ class Offloader:
         `predictor_object` is then what it listens to. `embedding_size` is h, 0 where no embeddings
         are published. Of `num_shards`, this one serves experts e with e mod num_shards == shard.
 
-        `cuda_device` is the ordinal of the GPU that holds the slots; None keeps them in host memory.
+        `cuda_device` is the ordinal of the GPU that holds the slots; None: they lie in host memory.
 
         Raises ConfigError for settings that do not fit, CapacityError if memory does not suffice,
         EngineError if the GPU cannot be used.
@@ -285,6 +289,7 @@ class Offloader:
     @property
     def slot_stride_bytes(self) -> int:
         return self._native.slot_stride_bytes
+
     def wants_gates(self) -> bool:
         """False: nobody listens to `publish_gate`, so it need not be called."""
         return self._native.wants_gates

@@ -30,7 +30,7 @@ class Sampler:
             self._generator.manual_seed(sampling.seed)
 
     def draw(self, logits_V: torch.Tensor, greedy: int | None = None) -> Drawn:
-        """`logits_V`: [vocabulary], no NaN; `greedy` its greatest, if known, is taken for temperature 0."""
+        """`logits_V`: [vocabulary], no NaN; `greedy` its greatest, where that is known already."""
         count = self._sampling.num_logprobs
         if greedy is None:
             greedy = int(logits_V.argmax())

@@ -30,7 +30,7 @@ from fmoe_ray.engine.sampling import Sampler
 from fmoe_ray.engine.step_recorder import StepRecorder
 from fmoe_ray.errors import ConfigError, EngineError
 from fmoe_ray.models.device import choose_device, choose_dtype
-from fmoe_ray.models.experts import bind_experts
+from fmoe_ray.models.experts import NoExperts, bind_experts
 from fmoe_ray.models.loader import LoadedModel, load_model
 from fmoe_ray.models.router import RouterTap
 from fmoe_ray.models.weights import Progress
@@ -117,6 +117,7 @@ class StepRunner:
             max_context=max_context,
             device=device,
         )
+        bind_experts(loaded.experts.values(), NoExperts())
         model.warm_up()
         free = free_bytes(loaded, settings.engine.max_prefill_tokens) if is_cuda else None
         offloader = open_offloader(loaded, settings.offload, free)
@@ -180,13 +181,22 @@ class StepRunner:
         self._thread.submit(self._release).result()
         self._thread.shutdown()
 
+    def replay_routing(self, ids_LTK: torch.Tensor | None) -> None:
+        """From the next step on the gates choose these experts, int [L, >= T, K], whatever they
+        think; None ends it. For measurements; only where our kernels compute the experts.
+        """
+        experts = self._experts
+        if not hasattr(experts, "replay"):
+            raise EngineError("routing can be replayed on a GPU only, by our own kernels")
+        experts.replay(ids_LTK)
+
     def check_integrity(self) -> None:
         """Raises RuntimeError where the books of the expert cache disagree. Between steps only."""
         self._offloader.check_integrity()
 
     def _release(self) -> None:
-        if self._gpu is not None and self._gpu.gates is not None:
-            self._gpu.gates.close()
+        if self._gpu is not None:
+            self._gpu.close()
         self._experts.close()
         self._offloader.close()
         self._store.close()

@@ -159,8 +159,8 @@ def decode_attention(
     block_q = max(16, triton.next_power_of_2(num_q // g))
     _parts[(batch, g, parts)](
         q, k, v, k_store, v_store, slots, positions, acc, stats[0], stats[1], scale, softcap,
-        window, softcap != 0.0, num_q, g, d, dv, k_store.shape[2], parts, PART, block_d, block_v, block_q,
-        num_warps=4,
+        window, softcap != 0.0, num_q, g, d, dv, k_store.shape[2], parts, PART, block_d, block_v,
+        block_q, num_warps=4,
     )  # fmt: skip
     _join[(batch, num_q)](
         acc, stats[0], stats[1], q if sinks is None else sinks, out, num_q, dv, parts,

@@ -35,6 +35,13 @@ class GpuParts:
     decode: "DecodeStep | None"
     gates: CudaGates | None
 
+    def close(self) -> None:
+        """Before experts and offloader are closed."""
+        if self.gates is not None:
+            self.gates.close()
+        if self.decode is not None:
+            self.decode.close()
+
     @contextmanager
     def uncompiled(self) -> Iterator[None]:
         """Around a forward pass of any rows: prompts, or prompts and single tokens together."""
@@ -82,9 +89,7 @@ def assemble_gpu(
         experts = SlotExperts(loaded, offloader, tap)
     except (ImportError, UnsupportedModelError) as error:
         logger.warning("experts are computed one by one, without our kernels: %s", error)
-        return GpuParts(
-            experts=OffloadedExperts(loaded, offloader, tap), decode=None, gates=None
-        )
+        return GpuParts(experts=OffloadedExperts(loaded, offloader, tap), decode=None, gates=None)
     if not model.cache.is_read_in_place():
         logger.warning(
             "%s attends to something else than it stores: its decode steps are neither compiled "

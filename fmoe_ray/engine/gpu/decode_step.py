@@ -112,7 +112,14 @@ class DecodeStep:
         self._bound: tuple[_Inputs, int] | None = None
         self.graph_bytes = 0
         """Device memory that captured graphs hold."""
-        _compile_layers(model)
+        self._layers = _compile_layers(model)
+
+    def close(self) -> None:
+        """Gives up the graphs and leaves the model's layers as they were."""
+        self._graphs.clear()
+        self._bound = None
+        for layer in self._layers:
+            layer._compiled_call_impl = None
 
     @property
     def num_graphs(self) -> int:
@@ -247,7 +254,7 @@ def decoder_layers(model: Any, experts: Sequence[str]) -> torch.nn.ModuleList:
     raise AssertionError("experts lie in no list of layers")
 
 
-def _compile_layers(model: Any) -> None:
+def _compile_layers(model: Any) -> torch.nn.ModuleList:
     """From now on the layers run compiled, except under `force_eager`."""
     experts = [
         name for name, module in model.named_modules() if hasattr(module, "_is_expert_parallel")
@@ -256,3 +263,4 @@ def _compile_layers(model: Any) -> None:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 256)
     for layer in layers:
         layer.compile(backend=fuse.backend, dynamic=False, fullgraph=True)
+    return layers

@@ -23,6 +23,9 @@ from fmoe_ray.kernels import routing
 from fmoe_ray.models.loader import LoadedModel
 from fmoe_ray.models.router import RouterTap, mean_by_row
 
+MAX_REPLAYED_ROWS = 64
+"""Decode rows whose routing can be replayed."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphGate:
@@ -61,8 +64,8 @@ class SlotExperts:
         self._row_of_token_T = np.empty(0, np.int32)
         self._num_rows = 0
         self._graph: GraphGate | None = None
-        self.routing_LTK: torch.Tensor | None = None
-        """Replaces every gate's choice, to replay recorded routing; int [L, >= T, K]."""
+        self._replay_LTK: torch.Tensor | None = None
+        self._replay_step_LRK: torch.Tensor | None = None
         for layer, module in enumerate(modules):
             module._fmoe_expert_layer = torch.tensor(layer)
 
@@ -80,6 +83,25 @@ class SlotExperts:
     def begin_graph(self, gate: GraphGate) -> None:
         """The next layers ask from within a graph."""
         self._graph = gate
+
+    def replay(self, ids_LTK: torch.Tensor | None) -> None:
+        """Replaces every gate's choice; int [L, >= T, K]. Graphs captured while a choice is being
+        replayed read it at one address, so they go on following `replay`.
+        """
+        if ids_LTK is None:
+            self._replay_LTK = None
+            return
+        num_layers, num_tokens, top_k = ids_LTK.shape
+        if self._replay_step_LRK is None:
+            self._replay_step_LRK = torch.zeros(
+                num_layers, MAX_REPLAYED_ROWS, top_k, dtype=torch.int32, device=self._device
+            )
+        if num_tokens > MAX_REPLAYED_ROWS:
+            self._replay_LTK = ids_LTK.to(self._device, torch.int32)
+            return
+        self._replay_step_LRK[:, :num_tokens] = ids_LTK.to(self._device, torch.int32)
+        torch.cuda.synchronize(self._device)
+        self._replay_LTK = self._replay_step_LRK
 
     def forward(
         self,
@@ -111,8 +133,8 @@ class SlotExperts:
         layer: int,
     ) -> torch.Tensor:
         """`ops.StepState.experts`: what the operator in `forward` runs."""
-        if self.routing_LTK is not None:
-            index_TK = self.routing_LTK[layer, : len(index_TK)]
+        if self._replay_LTK is not None:
+            index_TK = self._replay_LTK[layer, : len(index_TK)]
             scores_TJ = scores_TJ.new_empty(0)
         scores = scores_TJ if scores_TJ.numel() else None
         dtype = torch.promote_types(hidden_TH.dtype, weights_TK.dtype)
@@ -124,9 +146,7 @@ class SlotExperts:
             self._ask_on_gpu(self._graph, hidden_TH, index_TK, weights_TK, scores, layer, out_TKH)
         else:
             speculative = self._speculate(router_input, layer)
-            self._ask_on_host(
-                hidden_TH, index_TK, weights_TK, scores, speculative, layer, out_TKH
-            )
+            self._ask_on_host(hidden_TH, index_TK, weights_TK, scores, speculative, layer, out_TKH)
         return out_TKH
 
     def _ask_on_gpu(
@@ -215,4 +235,3 @@ class SlotExperts:
         probs_TJ = self._rule.distribution(output_TJ[:num_tokens])
         rows_T = torch.from_numpy(self._row_of_token_T).to(self._device)
         return mean_by_row(probs_TJ, rows_T, self._num_rows).cpu().numpy()
-
