@@ -400,7 +400,8 @@ class Offloader:
         self._native.check_integrity()
 
     def close(self) -> None:
-        """Ends its threads, also with copies in flight; idempotent. The arena stays mapped."""
+        """Ends its threads, also with copies in flight; idempotent. The arena stays mapped; slots on
+        a GPU are freed."""
         self._native.close()
 
     def __enter__(self) -> Self:

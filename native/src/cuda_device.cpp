@@ -1,5 +1,7 @@
 #include "fmoe/cuda_device.h"
 
+#include <utility>
+
 #include "fmoe/check.h"
 #include "fmoe/memory.h"
 #include "fmoe/spin.h"
@@ -51,10 +53,7 @@ CudaDevice::CudaDevice(int device, int num_slots, const Blobs& blobs, int num_bl
     }
 }
 
-CudaDevice::~CudaDevice() {
-    interrupt();
-    release();
-}
+CudaDevice::~CudaDevice() { interrupt(); }
 
 void CudaDevice::open(Queue& queue, int number, int priority) {
     const CudaDriver& driver = CudaDriver::get();
@@ -68,9 +67,9 @@ void CudaDevice::release() noexcept {
     const CudaDriver& driver = CudaDriver::get();
     context_.enter();
     for (Queue* queue : {&urgent_, &ordinary_})
-        if (queue->stream != nullptr) driver.stream_destroy(queue->stream);
-    if (registered_ != nullptr) driver.host_unregister(registered_);
-    if (arena_ != 0) driver.free(arena_);
+        if (queue->stream != nullptr) driver.stream_destroy(std::exchange(queue->stream, nullptr));
+    if (registered_ != nullptr) driver.host_unregister(std::exchange(registered_, nullptr));
+    if (arena_ != 0) driver.free(std::exchange(arena_, 0));
 }
 
 void CudaDevice::start(const Chunk& chunk) {
@@ -92,9 +91,7 @@ void CudaDevice::start(const Chunk& chunk) {
 bool CudaDevice::collect(std::vector<std::uint64_t>& done) {
     const std::size_t before = done.size();
     for (Queue* queue : {&urgent_, &ordinary_}) {
-        const std::uint32_t counted =
-            std::atomic_ref<std::uint32_t>(*queue->counter).load(std::memory_order_acquire);
-        for (; queue->num_done != counted; ++queue->num_done) {
+        for (const std::uint32_t now = counted(*queue); queue->num_done != now; ++queue->num_done) {
             done.push_back(queue->tickets.front());
             queue->tickets.pop_front();
         }
@@ -103,16 +100,19 @@ bool CudaDevice::collect(std::vector<std::uint64_t>& done) {
 }
 
 // Spins while something is in flight: a sleeping thread would notice a finished copy too late for
-// the layer that waits for it.
+// the layer that waits for it. It spins on the counters, not on the mutex, which start() needs.
 void CudaDevice::wait_done(std::vector<std::uint64_t>& done, Clock::time_point deadline) {
     std::unique_lock lock(mutex_);
-    while (!collect(done) && !is_interrupted_ && Clock::now() < deadline) {
+    while (!is_interrupted_ && !collect(done) && Clock::now() < deadline) {
         if (is_idle()) {
             work_.wait_until(lock, deadline);
             continue;
         }
+        const std::uint32_t urgent = urgent_.num_done, ordinary = ordinary_.num_done;
         lock.unlock();
-        relax();
+        while (counted(urgent_) == urgent && counted(ordinary_) == ordinary && !is_interrupted_ &&
+               Clock::now() < deadline)
+            relax();
         lock.lock();
     }
 }
@@ -124,6 +124,7 @@ void CudaDevice::interrupt() {
     const CudaDriver& driver = CudaDriver::get();
     context_.enter();
     for (Queue* queue : {&urgent_, &ordinary_}) driver.stream_synchronize(queue->stream);
+    release();
     work_.notify_all();
 }
 

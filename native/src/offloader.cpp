@@ -65,7 +65,7 @@ void Offloader::close() {
     {
         const std::lock_guard lock(mutex_);
         is_closed_ = true;
-        progress_.notify_all();
+        wake_waiters();
     }
     contexts_.close();
     device_->interrupt();
@@ -196,17 +196,22 @@ void Offloader::wait(std::vector<Delivery>& out) {
     count_stall(now_s() - began);
 }
 
+// Between looks it spins on a counter, not on the mutex, which the link thread needs.
 void Offloader::poll(std::vector<Delivery>& out) {
-    std::unique_lock lock(mutex_);
-    if (is_served(out, Clock::time_point::max())) return;
-    const double began = now_s();
     const auto deadline = after(options_.timeout_s);
-    do {
-        lock.unlock();
-        relax();
-        lock.lock();
-    } while (!is_served(out, deadline));
-    count_stall(now_s() - began);
+    double began = 0;
+    while (true) {
+        const std::uint64_t seen = num_wakes_.load(std::memory_order_acquire);
+        {
+            const std::lock_guard lock(mutex_);
+            const bool is_over = is_served(out, deadline);
+            if (began == 0 && is_over) return;
+            if (is_over) return count_stall(now_s() - began);
+            if (began == 0) began = now_s();
+        }
+        while (num_wakes_.load(std::memory_order_acquire) == seen && Clock::now() < deadline)
+            relax();
+    }
 }
 
 bool Offloader::is_served(std::vector<Delivery>& out, Clock::time_point deadline) {
@@ -215,6 +220,11 @@ bool Offloader::is_served(std::vector<Delivery>& out, Clock::time_point deadline
     if (!out.empty() || gate_.undelivered.empty()) return true;
     check_progress(deadline);
     return false;
+}
+
+void Offloader::wake_waiters() {
+    num_wakes_.fetch_add(1, std::memory_order_release);
+    progress_.notify_all();
 }
 
 void Offloader::count_stall(double seconds) {
@@ -391,7 +401,7 @@ void Offloader::guard(void (Offloader::*loop)()) {
         const std::string message = std::string("offloader: a thread failed: ") + error.what();
         const std::lock_guard lock(mutex_);
         if (failure_.empty()) failure_ = message;
-        progress_.notify_all();
+        wake_waiters();
     }
 }
 
@@ -409,7 +419,7 @@ void Offloader::link_loop() {
             for (int expert : finished_) planner_.copy_done(expert);
             settle();
         }
-        if (!done.empty()) progress_.notify_all();
+        if (!done.empty()) wake_waiters();
     }
 }
 
@@ -428,7 +438,7 @@ void Offloader::post(std::vector<Prediction>& predictions) {
     for (const Prediction& prediction : predictions) planner_.predicted(prediction);
     predictions.clear();
     settle();
-    progress_.notify_all();  // a hold may have lapsed
+    wake_waiters();  // a hold may have lapsed
 }
 
 }  // namespace fmoe

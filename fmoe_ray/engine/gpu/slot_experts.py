@@ -138,7 +138,7 @@ class SlotExperts:
             scores_TJ = scores_TJ.new_empty(0)
         scores = scores_TJ if scores_TJ.numel() else None
         dtype = torch.promote_types(hidden_TH.dtype, weights_TK.dtype)
-        out_TKH = torch.empty(
+        out_TKH = torch.zeros(  # pairs without expert contribute nothing
             (*index_TK.shape, hidden_TH.shape[1]), dtype=dtype, device=hidden_TH.device
         )
         hidden_TH, weights_TK = hidden_TH.contiguous(), weights_TK.contiguous()

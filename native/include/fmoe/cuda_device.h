@@ -1,6 +1,7 @@
 // fmoe/cuda_device.h: slots in GPU memory, filled by two streams: urgent chunks on one of high
 // priority, the others on one of low priority. After each chunk its stream writes the number of
-// chunks done into host memory, so that waiting costs no driver call.
+// chunks done into host memory, so that waiting costs no driver call. interrupt() gives slots and
+// page locks back, so that another device can take over store and memory at once.
 #pragma once
 
 #include <atomic>
@@ -43,6 +44,9 @@ private:
     void release() noexcept;
     // Under the mutex.
     bool collect(std::vector<std::uint64_t>& done);
+    static std::uint32_t counted(const Queue& queue) {
+        return std::atomic_ref<std::uint32_t>(*queue.counter).load(std::memory_order_acquire);
+    }
     bool is_idle() const { return urgent_.tickets.empty() && ordinary_.tickets.empty(); }
 
     CudaContextHold context_;
@@ -56,7 +60,7 @@ private:
     std::condition_variable work_;
     Queue urgent_;
     Queue ordinary_;
-    bool is_interrupted_ = false;
+    std::atomic<bool> is_interrupted_ = false;
 };
 
 }  // namespace fmoe

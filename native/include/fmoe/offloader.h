@@ -10,6 +10,7 @@
 //   begin_iteration, then per layer: request, (wait, release)*, publish_gate; then end_iteration.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -136,6 +137,7 @@ private:
     // Under the mutex. True once wait() can return.
     bool is_served(std::vector<Delivery>& out, Clock::time_point deadline);
     void count_stall(double seconds);
+    void wake_waiters();
     void post(std::vector<Prediction>& predictions);
     void check_progress(Clock::time_point deadline) const;
     void collect_needed(int layer, std::span<const std::int32_t> chosen,
@@ -151,6 +153,7 @@ private:
 
     mutable std::mutex mutex_;
     std::condition_variable progress_;
+    std::atomic<std::uint64_t> num_wakes_ = 0;  // of progress_, for poll()
     Planner planner_;
     TransferEngine transfers_;
     std::string failure_;  // of a thread, empty while there is none

@@ -68,11 +68,10 @@ def test_budget_policy_and_launching_change_no_bit(
 ) -> None:
     folder = checkpoint(family)
     expected = bits(serve(folder, num_prompts, budget=1.0))
-    for budget in (0.5, 0.25, 2):
-        for policy in ("lru", "fmoe"):
-            for graphs in (True, False):
-                got = serve(folder, num_prompts, budget=budget, policy=policy, graphs=graphs)
-                assert bits(got) == expected, (budget, policy, graphs)
+    for budget in (0.5, 2):
+        for policy, graphs in (("lru", True), ("fmoe", True), ("lru", False)):
+            got = serve(folder, num_prompts, budget=budget, policy=policy, graphs=graphs)
+            assert bits(got) == expected, (budget, policy, graphs)
 
 
 def test_a_synchronous_and_a_speculative_policy_change_no_bit(
