@@ -112,6 +112,8 @@ class DecodeStep:
         self._bound: tuple[_Inputs, int] | None = None
         self.graph_bytes = 0
         """Device memory that captured graphs hold."""
+        self._is_uncapturable = False
+        _keep_frequencies(model, device)
         self._layers = _compile_layers(model)
 
     def close(self) -> None:
@@ -136,12 +138,13 @@ class DecodeStep:
         batch = _power(len(rows), 2, 1)
         longest = max(row.start for row in rows) + 1
         length = min(_power(longest, 4, SHORTEST), self._cache.max_context)
-        inputs = self._inputs.get(batch)
-        if inputs is None:
-            inputs = self._inputs[batch] = _Inputs(batch, self._num_slots, self._device)
         with torch.cuda.stream(self._stream), ops.bind(self, decodes=True):
+            inputs = self._inputs.get(batch)
+            if inputs is None:
+                inputs = self._inputs[batch] = _Inputs(batch, self._num_slots, self._device)
             self._bound = inputs, length
-            if self._gates is not None and self._fits(batch):
+            if self._can_replay(batch, length, inputs):
+                assert self._gates is not None
                 logits_BV = self._replay(self._gates, rows, batch, length, inputs)
             else:
                 inputs.fill(rows)
@@ -154,11 +157,23 @@ class DecodeStep:
         """A layer's experts are there all at once, whatever the gate chooses."""
         return min(batch * self._top_k, self._num_experts) <= self._max_experts
 
+    def _can_replay(self, batch: int, length: int, inputs: _Inputs) -> bool:
+        """Captures the bucket's graph the first time. A model that cannot be captured (it copies
+        from the host in its forward pass, say) runs eagerly from then on.
+        """
+        if self._gates is None or self._is_uncapturable or not self._fits(batch):
+            return False
+        if (batch, length) not in self._graphs:
+            try:
+                self._graphs[batch, length] = self._capture(self._gates, inputs)
+            except RuntimeError as error:
+                logger.warning("decode steps are launched kernel by kernel: %s", error)
+                self._is_uncapturable = True
+        return not self._is_uncapturable
+
     def _replay(
         self, gates: CudaGates, rows: Sequence[Row], batch: int, length: int, inputs: _Inputs
     ) -> torch.Tensor:
-        if (batch, length) not in self._graphs:
-            self._graphs[batch, length] = self._capture(gates, inputs)
         graph, logits_BV = self._graphs[batch, length]
         inputs.fill(rows)
         gates.begin_step(len(rows))
@@ -252,6 +267,16 @@ def decoder_layers(model: Any, experts: Sequence[str]) -> torch.nn.ModuleList:
         ):
             return module
     raise AssertionError("experts lie in no list of layers")
+
+
+def _keep_frequencies(model: Any, device: torch.device) -> None:
+    """Some families compute their constant rotary frequencies anew on the CPU in every pass."""
+    for module in model.modules():
+        compute = getattr(module, "rope_init_fn", None)
+        if compute is None or module.rope_type != "default":
+            continue
+        frequencies, scaling = compute(module.config)
+        module.rope_init_fn = lambda *_, kept=(frequencies.to(device), scaling): kept
 
 
 def _compile_layers(model: Any) -> torch.nn.ModuleList:

@@ -185,7 +185,7 @@ class SlotExperts:
         out_TKH: torch.Tensor,
     ) -> None:
         num_tokens = len(self._row_of_token_T)
-        ids_TK = index_TK.to(torch.int32)
+        ids_TK = index_TK.to(torch.int32).contiguous()
         if num_tokens < len(ids_TK):  # rows that pad a decode step up to its bucket
             ids_TK = ids_TK.clone()
             ids_TK[num_tokens:] = self._num_experts
