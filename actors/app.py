@@ -6,6 +6,7 @@ No `from __future__ import annotations` here: Serve reads the builder's annotati
 import ray
 from ray import serve
 
+from fmoe_ray.actors.cluster import check_cluster
 from fmoe_ray.actors.replica import ReplicaDeployment
 from fmoe_ray.actors.resources import placement_options
 from fmoe_ray.config import Settings
@@ -15,13 +16,14 @@ AppArgs = Settings
 
 
 def build_app(args: AppArgs) -> serve.Application:
-    """Raises CapacityError if the cluster can never have the GPUs that `args` asks for."""
+    """Raises what `actors.cluster.check_cluster` raises: Serve shows it as the status."""
     return build_with(args, ModelBackend())
 
 
 def build_with(settings: Settings, backend: Backend) -> serve.Application:
     """The application over any backend; limits and replica counts come from the Serve file."""
     settings = _with_device(settings)
+    check_cluster(settings, backend)
     return ReplicaDeployment.options(**placement_options(settings)).bind(settings, backend)
 
 

@@ -15,7 +15,7 @@ import zmq.asyncio
 
 from fmoe_ray.engine.messages import StepPlan, StepResult
 from fmoe_ray.engine.runner import RunnerInfo
-from fmoe_ray.errors import EngineError
+from fmoe_ray.errors import EngineError, ShardLostError
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class ShardChannel:
             elif identity not in self._ranks:
                 logger.warning("a message without hello was dropped")
             elif isinstance(message, Failed):
-                self.fail(EngineError(f"shard {self._ranks[identity]}: {message.message}"))
+                self.fail(ShardLostError(f"shard {self._ranks[identity]}: {message.message}"))
             else:
                 self._collect(self._ranks[identity], message.result)
 

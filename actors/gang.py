@@ -6,7 +6,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
-from ray.util.placement_group import get_current_placement_group
+from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fmoe_ray.actors.channel import ShardChannel
@@ -20,9 +20,10 @@ from fmoe_ray.errors import CapacityError, FmoeError, ShardLostError
 class ShardGang:
     """Bundle i holds shard i; the replica itself sits in bundle 0."""
 
-    def __init__(self, settings: Settings, backend: Backend) -> None:
+    def __init__(self, settings: Settings, backend: Backend, group: PlacementGroup) -> None:
         self._settings = settings
         self._backend = backend
+        self._group = group
         self._runs: list[asyncio.Future[Any]] = []
         self._actors: Sequence[Any] = ()
 
@@ -34,13 +35,11 @@ class ShardGang:
         """
         shards = self._settings.shards
         channel = ShardChannel(num_shards=shards.num_shards, host=ray.util.get_node_ip_address())
-        group = get_current_placement_group()
-        assert group is not None, "the deployment has no placement group"
         self._actors = [
             RemoteShard.options(
                 **shard_resources(self._settings),
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    group, placement_group_bundle_index=rank
+                    self._group, placement_group_bundle_index=rank
                 ),
             ).remote(self._settings, self._backend, rank, channel.address, channel.token)
             for rank in range(shards.num_shards)

@@ -8,8 +8,11 @@ from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
+from ray.util.placement_group import get_current_placement_group
 
+from fmoe_ray.actors.cluster import check_node
 from fmoe_ray.actors.gang import ShardGang
+from fmoe_ray.actors.metrics import RayObserver
 from fmoe_ray.api.app import create_app
 from fmoe_ray.api.metrics import PrometheusObserver
 from fmoe_ray.api.service import Service
@@ -32,15 +35,22 @@ class Replica:
         # Ray leaves all GPUs visible to an actor that asked for none; a stray call would put a
         # CUDA context on the shards' device.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        await asyncio.to_thread(backend.check, settings)
+        group = get_current_placement_group()
+        assert group is not None, "the deployment has no placement group"
+        await check_node(settings, backend, group)
         self._settings = settings
-        self._gang = ShardGang(settings, backend)
+        self._gang = ShardGang(settings, backend, group)
         channel, tokenizer = await asyncio.gather(
             self._gang.start(), asyncio.to_thread(backend.load_tokenizer, settings)
         )
         self._channel = channel
         self._metrics = PrometheusObserver()
-        self._engine = Engine(channel, tokenizer, settings.engine, observers=(self._metrics,))
+        self._engine = Engine(
+            channel,
+            tokenizer,
+            settings.engine,
+            observers=(self._metrics, RayObserver(settings.model.name)),
+        )
         await self._engine.start()
         self._tasks = (
             asyncio.create_task(self._stop_engine_without_shards()),
@@ -83,6 +93,8 @@ class Replica:
         os._exit(1)
 
     async def __del__(self) -> None:
+        if not hasattr(self, "_tasks"):
+            return  # __init__ has failed: there is nothing to finish
         for task in self._tasks:
             task.cancel()
         await self._engine.drain(self._settings.server.drain_timeout_s)

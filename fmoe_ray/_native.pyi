@@ -72,6 +72,9 @@ class MapStore:
 
     def successors(self) -> NDArray[numpy.int32]: ...
 
+    def generations(self) -> NDArray[numpy.uint32]:
+        """[N] moves on with every replacement of an entry."""
+
     def token_ids(self) -> NDArray[numpy.int32]: ...
 
     def read_probs(self, first: int, count: int) -> NDArray[numpy.uint16]:
@@ -319,6 +322,9 @@ class Predictor:
     def is_synchronous(self) -> bool:
         """True: inference waits for the prediction."""
 
+    def wants_speculative(self) -> bool:
+        """True: it reads the speculative gate, which is computed for it alone."""
+
     def store(self) -> MapStore | None:
         """The native MapStore that it learns into."""
 
@@ -444,6 +450,13 @@ class PlannerCounters:
     @property
     def evictions(self) -> int: ...
 
+class PredictionScore:
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def sum(self) -> float: ...
+
 class OffloaderCounters:
     @property
     def planner(self) -> PlannerCounters: ...
@@ -460,6 +473,9 @@ class OffloaderCounters:
     @property
     def iterations_dropped(self) -> int: ...
 
+    @property
+    def score(self) -> PredictionScore: ...
+
 class IterationStats:
     @property
     def stall_s(self) -> float: ...
@@ -468,7 +484,16 @@ class IterationStats:
     def transfers(self) -> TransferCounters: ...
 
     @property
+    def score(self) -> PredictionScore: ...
+
+    @property
+    def num_maps(self) -> int: ...
+
+    @property
     def total(self) -> GateOutcome: ...
+
+    @property
+    def routing_checksum(self) -> int: ...
 
     @property
     def rows(self) -> list[list[int]]:
@@ -490,6 +515,13 @@ class Offloader:
 
     @property
     def slot_stride_bytes(self) -> int: ...
+
+    @property
+    def map_store(self) -> MapStore | None: ...
+
+    def borrow_maps(self, timeout_s: float) -> MapStore: ...
+
+    def return_maps(self) -> None: ...
 
     @property
     def wants_gates(self) -> bool: ...
@@ -598,7 +630,7 @@ class LinkCommand:
 class Planner:
     """Wrapped by fmoe_ray.policy.planner."""
 
-    def __init__(self, geometry: Geometry, num_slots: int, parts: Policy, prefetch_depth: int) -> None: ...
+    def __init__(self, geometry: Geometry, num_slots: int, policy: Policy, prefetch_depth: int) -> None: ...
 
     @property
     def cache(self) -> ExpertCache: ...
@@ -666,6 +698,12 @@ class SimulationResult:
 
     @property
     def stall(self) -> float: ...
+
+    @property
+    def decode_tokens(self) -> int: ...
+
+    @property
+    def decode_time(self) -> float: ...
 
     @property
     def hits(self) -> int: ...

@@ -4,7 +4,8 @@ The wrapper of the native host store and offloader. Knows neither torch nor mode
 index e = l * J + j and a blob of bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -174,8 +175,16 @@ class IterationStats:
     hits: int
     late: int
     misses: int
+    num_predictions: int
+    """Predictions posted meanwhile, one a row and layer; 0 where the policy predicts nothing."""
+    prediction_score: float
+    """Sum of their similarities; 1 each where the policy compares nothing."""
+    num_maps: int
+    """Expert maps that the predictor keeps."""
     rows: npt.NDArray[np.int64]
     """[R, 3] hits, late, misses; an expert counts once for each row that chose it."""
+    routing_checksum: int
+    """Of what the gates chose, experts of other shards included: equal on all shards of a step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,6 +206,8 @@ class CacheCounters:
     prefetches_cancelled: int
     evictions: int
     copies: int
+    num_predictions: int
+    prediction_score: float
     preemptions: int
     """Times that an on-demand load overtook a prefetch that had begun."""
 
@@ -205,7 +216,7 @@ class Offloader:
     """The expert slots of one device, filled by a policy.
 
     One thread makes all calls, per iteration in this order: `begin_iteration`; per layer `request`,
-    `wait` and `release` until `wait` returns [], `publish_gate`; `end_iteration`. After a failed
+    `publish_gate`, `wait` and `release` until `wait` returns []; `end_iteration`. After a failed
     step `abort_iteration`. A failure of its own threads reaches the next call as EngineError.
     """
 
@@ -290,6 +301,30 @@ class Offloader:
     def slot_stride_bytes(self) -> int:
         return self._native.slot_stride_bytes
 
+    @property
+    def map_store(self) -> _native.MapStore | None:
+        """The expert maps that the predictor learns into; None where it keeps none.
+
+        Only before the first iteration and after `close`: in between they are the matcher's, and
+        `borrow_maps` lends them.
+        """
+        return self._native.map_store
+
+    @contextmanager
+    def borrow_maps(self, timeout_s: float) -> Iterator[_native.MapStore]:
+        """Lends the maps, between two iterations, to a thread that is not the inference thread.
+
+        Searches wait meanwhile, inference does not: keep it short. One borrower at a time. Raises
+        StepTimeoutError if the iteration in progress does not end in time, EngineError after
+        `close`, ValueError where the policy keeps no maps.
+        """
+        maps = self._native.borrow_maps(timeout_s)
+        try:
+            yield maps
+        finally:
+            self._native.return_maps()
+
+    @property
     def wants_gates(self) -> bool:
         """False: nobody listens to `publish_gate`, so it need not be called."""
         return self._native.wants_gates
@@ -359,7 +394,11 @@ class Offloader:
             hits=stats.total.hits,
             late=stats.total.late,
             misses=stats.total.misses,
+            num_predictions=stats.score.count,
+            prediction_score=stats.score.sum,
+            num_maps=stats.num_maps,
             rows=np.array(stats.rows, dtype=np.int64),
+            routing_checksum=stats.routing_checksum,
         )
 
     def abort_iteration(self) -> None:
@@ -392,6 +431,8 @@ class Offloader:
             prefetches_cancelled=planner.prefetches_cancelled,
             evictions=planner.evictions,
             copies=counters.transfers.copies,
+            num_predictions=counters.score.count,
+            prediction_score=counters.score.sum,
             preemptions=counters.transfers.preemptions,
         )
 
@@ -400,8 +441,9 @@ class Offloader:
         self._native.check_integrity()
 
     def close(self) -> None:
-        """Ends its threads, also with copies in flight; idempotent. The arena stays mapped; slots on
-        a GPU are freed."""
+        """Ends its threads, also with copies in flight; idempotent. Slots in host memory stay
+        mapped, those on a GPU are freed.
+        """
         self._native.close()
 
     def __enter__(self) -> Self:

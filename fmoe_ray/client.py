@@ -1,44 +1,16 @@
 """Client and AsyncClient: a server's answers over HTTP, its errors as this package's exceptions."""
 
-import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal, Self, overload
 
 import httpx
 
-from fmoe_ray.errors import (
-    AuthenticationError,
-    DeadlineError,
-    EngineError,
-    FmoeError,
-    InvalidRequestError,
-    ModelNotFoundError,
-    OverloadedError,
-    UnavailableError,
-)
+from fmoe_ray.errors import UnavailableError
+from fmoe_ray.wire import Answer, Piece, StreamReader, read_answer, read_error, read_model_names
 
 _CHAT, _COMPLETIONS, _MODELS = "/v1/chat/completions", "/v1/completions", "/v1/models"
 _CONNECT_TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """`usage` is the server's block, with the expert statistics under `fmoe`."""
-
-    text: str
-    finish_reason: str
-    usage: dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
-    """A part of a streamed answer. `finish_reason` and `usage` come with the last ones."""
-
-    text: str
-    finish_reason: str | None = None
-    usage: dict[str, Any] | None = None
 
 
 class Client:
@@ -101,7 +73,7 @@ class Client:
     def models(self) -> list[str]:
         with _our_errors():
             response = self._http.get(_MODELS)
-        return _model_names(response)
+        return read_model_names(response)
 
     def close(self) -> None:
         self._http.close()
@@ -115,15 +87,15 @@ class Client:
     def _answer(self, path: str, body: dict[str, Any]) -> Answer:
         with _our_errors():
             response = self._http.post(path, json={"model": self._model_name(), **body})
-        return _read_answer(response)
+        return read_answer(response)
 
     def _stream(self, path: str, body: dict[str, Any]) -> Iterator[Piece]:
         request = _stream_body(self._model_name(), body)
         with _our_errors(), self._http.stream("POST", path, json=request) as response:
             if response.is_error:
                 response.read()
-                raise _error(response)
-            reader = _StreamReader()
+                raise read_error(response)
+            reader = StreamReader()
             for line in response.iter_lines():
                 yield from reader.read(line)
             reader.finish()
@@ -185,7 +157,7 @@ class AsyncClient:
     async def models(self) -> list[str]:
         with _our_errors():
             response = await self._http.get(_MODELS)
-        return _model_names(response)
+        return read_model_names(response)
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -200,7 +172,7 @@ class AsyncClient:
         model = await self._model_name()
         with _our_errors():
             response = await self._http.post(path, json={"model": model, **body})
-        return _read_answer(response)
+        return read_answer(response)
 
     async def _stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[Piece]:
         request = _stream_body(await self._model_name(), body)
@@ -208,8 +180,8 @@ class AsyncClient:
             async with self._http.stream("POST", path, json=request) as response:
                 if response.is_error:
                     await response.aread()
-                    raise _error(response)
-                reader = _StreamReader()
+                    raise read_error(response)
+                reader = StreamReader()
                 async for line in response.aiter_lines():
                     for piece in reader.read(line):
                         yield piece
@@ -219,32 +191,6 @@ class AsyncClient:
         if self._model is None:
             self._model = (await self.models())[0]
         return self._model
-
-
-class _StreamReader:
-    """Server-sent events to pieces. A stream without [DONE] has failed, however it ended."""
-
-    def __init__(self) -> None:
-        self._is_done = False
-
-    def read(self, line: str) -> Iterator[Piece]:
-        if not line.startswith("data: "):
-            return  # an empty line, or a comment that keeps the connection alive
-        payload = line.removeprefix("data: ")
-        if payload == "[DONE]":
-            self._is_done = True
-            return
-        body = json.loads(payload)
-        if "error" in body:
-            raise _error_from(body["error"], 500, 1.0)
-        for choice in body["choices"]:
-            yield Piece(text=_text_of(choice), finish_reason=choice["finish_reason"])
-        if body.get("usage") is not None:
-            yield Piece(text="", usage=body["usage"])
-
-    def finish(self) -> None:
-        if not self._is_done:
-            raise UnavailableError("the stream broke off before its end; send the request again")
 
 
 def _options(base_url: str, api_key: str | None, timeout_s: float) -> dict[str, Any]:
@@ -260,55 +206,6 @@ def _options(base_url: str, api_key: str | None, timeout_s: float) -> dict[str, 
 def _stream_body(model: str, body: dict[str, Any]) -> dict[str, Any]:
     options = {"stream": True, "stream_options": {"include_usage": True}}
     return {"model": model, **options, **body}
-
-
-def _read_answer(response: httpx.Response) -> Answer:
-    if response.is_error:
-        raise _error(response)
-    body = response.json()
-    choice = body["choices"][0]
-    return Answer(text=_text_of(choice), finish_reason=choice["finish_reason"], usage=body["usage"])
-
-
-def _text_of(choice: dict[str, Any]) -> str:
-    part = choice.get("message") or choice.get("delta") or {}
-    text = choice.get("text", part.get("content", ""))
-    assert isinstance(text, str), choice
-    return text
-
-
-def _model_names(response: httpx.Response) -> list[str]:
-    if response.is_error:
-        raise _error(response)
-    return [model["id"] for model in response.json()["data"]]
-
-
-def _error(response: httpx.Response) -> FmoeError:
-    retry_after_s = float(response.headers.get("retry-after", "1"))
-    try:
-        body = response.json()["error"]
-    except (ValueError, KeyError, TypeError):
-        body = {"message": response.text}  # a proxy's own words
-    return _error_from(body, response.status_code, retry_after_s)
-
-
-def _error_from(body: dict[str, Any], status: int, retry_after_s: float) -> FmoeError:
-    """In a stream the status is gone, and the error's type decides."""
-    message, param, code = body["message"], body.get("param"), body.get("code")
-    kind = body.get("type")
-    if status == 401:
-        return AuthenticationError(message, param, code)
-    if status == 404:
-        return ModelNotFoundError(message, param, code)
-    if status == 408 or kind == DeadlineError.kind:
-        return DeadlineError(message, param, code)
-    if status == 429:
-        return OverloadedError(message, param, code, retry_after_s)
-    if status == 503 or kind == "service_unavailable_error":
-        return UnavailableError(message)
-    if 400 <= status < 500:
-        return InvalidRequestError(message, param, code)
-    return EngineError(message)
 
 
 @contextmanager

@@ -152,7 +152,11 @@ class OffloadSettings(_Section):
     store_capacity: Annotated[int, Field(ge=1)] = 1000
     """C: expert maps kept by the store."""
     store_path: str | None = None
-    """Where learned maps are saved and loaded from; none keeps them in memory only."""
+    """Where learned maps are saved and loaded from; none keeps them in memory only. Where maps are
+    shared the store's actor reads and writes it, on the head node while that lives."""
+    share_maps: bool = True
+    """In a cluster the replicas of one model learn from each other, through a store actor. Without
+    it each replica learns alone, and only one of them should have a `store_path`."""
     pooling: Literal["mean", "last", "max"] = "mean"
     """How a prompt's token embeddings become one semantic embedding."""
     chunk_bytes: SizeField = 4 * 2**20
@@ -191,6 +195,11 @@ class ShardSettings(_Section):
     """G: devices that share the experts; expert e = l*J + j lies on shard e mod G."""
     placement: Literal["STRICT_PACK", "PACK", "SPREAD"] = "STRICT_PACK"
     """STRICT_PACK keeps all shards of a replica on one node."""
+    wait_for_nodes: bool = False
+    """True where the cluster adds GPU nodes by itself. Otherwise an application that no node can
+    hold fails at once instead of waiting for one."""
+    meeting_timeout_s: Annotated[float, Field(gt=0)] = 120.0
+    """How long started shards wait for each other before they load."""
     start_timeout_s: Annotated[float, Field(gt=0)] = 900.0
     """Placing, loading and meeting may take this long before the replica fails with a message."""
 

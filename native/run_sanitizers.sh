@@ -5,7 +5,7 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 build=${1:-$root/build/sanitizers}
 for sanitizer in address,undefined thread; do
-  cmake -S "$root" -B "$build/$sanitizer" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g" \
+  cmake -S "$root" -B "$build/$sanitizer" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" \
     -DFMOE_SANITIZE="$sanitizer" >/dev/null
   cmake --build "$build/$sanitizer" --parallel 2 >/dev/null
   echo "== $sanitizer"

@@ -4,6 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# A busy machine must not fail a law: examples are bounded in number, not in time.
+settings.register_profile("fmoe", deadline=None)
+settings.load_profile("fmoe")
 
 
 @pytest.fixture(autouse=True)

@@ -312,6 +312,8 @@ def train(
 ) -> TrainResult:
     """Train `model` in place and return the weights of the step with the lowest validation loss.
 
+    Raises `RuntimeError` if no validation loss was finite.
+
     The model computes with weights in its own dtype while the optimizer holds float32 masters. On a
     GPU that dtype is bfloat16, so every loss seen is one of weights rounded as they will be saved.
     """
@@ -361,6 +363,8 @@ def train(
         if validation.loss < best.validation_loss:
             weights = {n: m.cpu().clone() for n, m in zip(names, masters, strict=True)}
             best = TrainResult(step, validation.loss, weights)
+    if not best.master_weights:
+        raise RuntimeError("the validation loss was never finite; lower --learning-rate")
     return best
 
 
@@ -465,8 +469,9 @@ def main() -> None:
     # The test losses are computed in float32 on the CPU, first with the optimizer's weights, then
     # with the bfloat16 weights that are saved.
     reference = create_model(tokenizer, args.sequence_length, torch.float32)
-    reference.load_state_dict(best.master_weights, strict=False)
-    reference.tie_weights()
+    with torch.no_grad():
+        for name, parameter in reference.named_parameters():
+            parameter.copy_(best.master_weights[name])
     unrounded = evaluate(reference, test_ids, args.sequence_length)
     with torch.no_grad():
         for parameter in reference.parameters():

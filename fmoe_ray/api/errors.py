@@ -12,16 +12,19 @@ from fmoe_ray.errors import (
     FmoeError,
     OverloadedError,
     RequestError,
+    StepTimeoutError,
     UnavailableError,
 )
 
 logger = logging.getLogger(__name__)
 
+_REPLICA_LEAVES = (UnavailableError, StepTimeoutError)  # another one can answer
+
 
 def error_body(error: FmoeError) -> dict[str, Any]:
     if isinstance(error, RequestError):
         return _body(str(error), error.kind, error.param, error.code)
-    if isinstance(error, UnavailableError):
+    if isinstance(error, _REPLICA_LEAVES):
         return _body(str(error), "service_unavailable_error", code="unavailable")
     return _body(str(error), "server_error", code="engine_error")
 
@@ -30,11 +33,11 @@ def error_response(error: FmoeError) -> JSONResponse:
     if isinstance(error, RequestError):
         status = error.status
     else:
-        status = 503 if isinstance(error, UnavailableError) else 500
+        status = 503 if isinstance(error, _REPLICA_LEAVES) else 500
     headers = {}
     if isinstance(error, OverloadedError):
         headers["retry-after"] = f"{error.retry_after_s:.0f}"
-    elif isinstance(error, UnavailableError):
+    elif status == 503:
         headers["retry-after"] = "1"
     elif status == 401:
         headers["www-authenticate"] = "Bearer"

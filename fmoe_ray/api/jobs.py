@@ -23,7 +23,10 @@ class Job:
 
 def chat_job(body: ChatCompletionRequest, tokenizer: Tokenizer) -> Job:
     """Tokenizes, so it may take a while. Raises InvalidRequestError from the chat template."""
-    messages = [{"role": m.role, "content": m.content} for m in body.messages]
+    messages = [
+        {"role": "system" if m.role == "developer" else m.role, "content": m.content}
+        for m in body.messages
+    ]
     return _job(
         body,
         prompts=[tokenizer.encode_chat(messages)],

@@ -98,7 +98,9 @@ def _attend_once(
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
     layer = module._fmoe_kv_layer
-    output = torch.ops.fmoe.attend(q, k, v, layer, scale, window or 0, softcap or 0.0, s_aux)
+    output: torch.Tensor = torch.ops.fmoe.attend(
+        q, k, v, layer, scale, window or 0, softcap or 0.0, s_aux
+    )
     return output[None]
 
 

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from fmoe_ray.config import Settings
-from fmoe_ray.engine.runner import Runner
+from fmoe_ray.engine.runner import LocalRunner
+from fmoe_ray.engine.seat import ONLY_SEAT, Seat
 from fmoe_ray.engine.tokenizer import Tokenizer
 
 Progress = Callable[[int, int], None]
@@ -22,8 +23,13 @@ class Backend(Protocol):
         """Blocks; raises ModelError."""
         ...
 
-    def load_runner(self, settings: Settings, progress: Progress | None = None) -> Runner:
-        """Blocks while the model loads; raises ModelError, ConfigError, CapacityError."""
+    def load_runner(
+        self, settings: Settings, progress: Progress | None = None, seat: Seat = ONLY_SEAT
+    ) -> LocalRunner:
+        """Blocks while the shards meet and the model loads.
+
+        Raises ModelError, ConfigError, CapacityError; EngineError if the shards do not meet.
+        """
         ...
 
 
@@ -40,7 +46,9 @@ class ModelBackend:
 
         return ModelTokenizer.load(settings.model.path)
 
-    def load_runner(self, settings: Settings, progress: Progress | None = None) -> Runner:
+    def load_runner(
+        self, settings: Settings, progress: Progress | None = None, seat: Seat = ONLY_SEAT
+    ) -> LocalRunner:
         from fmoe_ray.engine.step_runner import StepRunner
 
-        return StepRunner.load(settings, progress)
+        return StepRunner.load(settings, progress, seat)

@@ -55,7 +55,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
 class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     request_id: int
     token: int | None
-    """None where the row did not sample."""
+    """None where the row did not sample, and on all shards but the first."""
     experts: ExpertCounts
     logprob: float | None = None
     top_logprobs: list[TokenLogprob] = []
@@ -73,6 +73,16 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     hits: int
     late: int
     misses: int
+    bytes_prefetch_used: int = 0
+    """Prefetched at some time, and asked for by a gate of this step."""
+    bytes_prefetch_wasted: int = 0
+    """Evicted or cancelled in this step before any gate asked."""
+    num_predictions: int = 0
+    """One a row and layer."""
+    prediction_score: float = 0.0
+    """Sum over them: how similar was what they were made from."""
+    num_maps: int = 0
+    """Expert maps that the predictor keeps."""
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,3 +91,5 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     stats: StepStats
     error: str | None = None
     """The whole step failed: every request in it ends with this message."""
+    routing_checksum: int = 0
+    """Of what the gates chose; shards of a replica that differ in it have computed nonsense."""

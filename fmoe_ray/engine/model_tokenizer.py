@@ -25,6 +25,8 @@ class ModelTokenizer:
             tokenizer = AutoTokenizer.from_pretrained(folder)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
+        # The first call settles truncation and padding; later ones only read, from any thread.
+        tokenizer.encode("")
         return cls(tokenizer, _eos_token_ids(folder, tokenizer))
 
     @property

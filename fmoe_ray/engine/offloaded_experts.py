@@ -12,14 +12,26 @@ import torch
 
 from fmoe_ray.cache import Geometry, Offloader
 from fmoe_ray.config import Budget, OffloadSettings
+from fmoe_ray.engine.shard_group import (
+    ALONE,
+    ShardGroup,
+    own_experts,
+    own_experts_of_layer,
+)
 from fmoe_ray.engine.step_recorder import StepRecorder
+from fmoe_ray.errors import ConfigError
 from fmoe_ray.models.experts import Dispatch, ExpertsBackend
 from fmoe_ray.models.loader import LoadedModel
 from fmoe_ray.models.router import RouterTap, mean_by_row
+from fmoe_ray.policy import PolicyParts
 
 
 class StepExperts(ExpertsBackend, Protocol):
     """The experts of one step after the other."""
+
+    @property
+    def gate_rule(self) -> str:
+        """How a gate's output becomes a distribution; a name of `models.router.RULES`."""
 
     def begin_step(self, tokens_of_row_R: list[int]) -> None:
         """Before the forward pass of a step with these rows."""
@@ -37,10 +49,12 @@ class OffloadedExperts:
         offloader: Offloader,
         tap: RouterTap,
         recorder: StepRecorder | None = None,
+        group: ShardGroup = ALONE,
     ) -> None:
         self._offloader = offloader
         self._tap = tap
         self._recorder = recorder
+        self._group = group
         self._rule = loaded.gates.rule
         self._routers = loaded.gates.routers
         self._num_experts = loaded.num_experts
@@ -52,6 +66,10 @@ class OffloadedExperts:
         ]
         self._row_of_token_T = np.empty(0, np.int32)
         self._num_rows = 0
+
+    @property
+    def gate_rule(self) -> str:
+        return self._rule.name
 
     def close(self) -> None:
         """Lets go of the slots' memory."""
@@ -75,13 +93,7 @@ class OffloadedExperts:
         """Batches of experts are computed in order of arrival; the sum does not depend on it."""
         chosen_TK = index_TK.to(torch.int32).cpu().numpy()
         self._offloader.request(layer, chosen_TK, self._row_of_token_T)
-        dispatch = Dispatch(hidden_TH, index_TK, self._num_experts)
-        while delivered := self._offloader.wait():
-            for expert, slot in delivered:
-                dispatch.compute(module, expert, self._slots[slot])
-            if hidden_TH.is_cuda:  # launched is not computed
-                torch.cuda.current_stream().synchronize()
-            self._offloader.release([expert for expert, _ in delivered])
+        # Published before the wait, so that prefetches it leads to move while the layer computes.
         if self._publishes or self._recorder is not None:
             chosen_TJ = self._chosen(index_TK)
             probs_TJ, speculative_TJ = self._gates(layer, chosen_TJ)
@@ -89,6 +101,15 @@ class OffloadedExperts:
                 self._publish(layer, chosen_TJ, probs_TJ, speculative_TJ)
             if self._recorder is not None:
                 self._recorder.add_layer(index_TK, weights_TK, probs_TJ, speculative_TJ)
+        mine = own_experts_of_layer(self._group, layer, self._num_experts)
+        dispatch = Dispatch(hidden_TH, index_TK, self._num_experts, mine)
+        while delivered := self._offloader.wait():
+            for expert, slot in delivered:
+                dispatch.compute(module, expert, self._slots[slot])
+            if hidden_TH.is_cuda:  # launched is not computed
+                torch.cuda.current_stream().synchronize()
+            self._offloader.release([expert for expert, _ in delivered])
+        self._group.add_up(dispatch.outputs)
         return dispatch.combine(weights_TK)
 
     def _chosen(self, index_TK: torch.Tensor) -> torch.Tensor:
@@ -145,7 +166,9 @@ class _DeviceMemory:
 
 
 def device_arena(offloader: Offloader, device: torch.device) -> torch.Tensor:
-    """uint8 [num_slots, slot_stride_bytes] where the slots lie; valid while the offloader lives."""
+    """uint8 [num_slots, slot_stride_bytes] where the slots lie; valid until the offloader is closed
+    on a GPU, and while it is referenced on a CPU.
+    """
     if device.type == "cpu":
         return torch.from_numpy(offloader.arena)
     shape = (offloader.num_slots, offloader.slot_stride_bytes)
@@ -153,20 +176,33 @@ def device_arena(offloader: Offloader, device: torch.device) -> torch.Tensor:
 
 
 def open_offloader(
-    loaded: LoadedModel, settings: OffloadSettings, free_bytes: int | None = None
+    loaded: LoadedModel,
+    settings: OffloadSettings,
+    group: ShardGroup = ALONE,
+    policy_parts: PolicyParts | None = None,
+    free_bytes: int | None = None,
 ) -> Offloader:
-    """Slots for the budget, served from the model's host store by the policy of the settings.
+    """Slots for the budget, served from the model's host store by the policy of the settings, or by
+    the given one.
 
-    `free_bytes` of the device is what an automatic budget may take; None: as much as it likes.
-    Raises ConfigError for a budget below top_k experts or an unknown policy, CapacityError.
+    Budget and slots are those of this shard, for its own experts. `free_bytes` of the device is
+    what an automatic budget may take; None: as much as it likes. Raises ConfigError for more
+    shards than experts, a budget below top_k experts or an unknown policy, CapacityError.
     """
+    num_all = loaded.num_layers * loaded.num_experts
+    num_own = len(own_experts(group, num_all))
+    if num_own == 0:
+        raise ConfigError(
+            f"shards.num_shards {group.size}: the model has {num_all} experts, and each shard "
+            "needs one at least"
+        )
     budget = settings.budget
     if budget.is_automatic and free_bytes is not None:
         budget = Budget(num_bytes=max(1, free_bytes))
     num_slots = budget.slots(
-        num_experts=loaded.num_layers * loaded.num_experts,
+        num_experts=num_own,
         expert_bytes=loaded.layout.blob_bytes,
-        min_slots=loaded.top_k,
+        min_slots=min(loaded.top_k, num_own),
     )
     return Offloader(
         loaded.store,
@@ -181,5 +217,9 @@ def open_offloader(
         prefetch_depth=settings.prefetch_depth,
         link_gbps=settings.link_gbps,
         timeout_s=settings.transfer_timeout_s,
+        shard=group.rank,
+        num_shards=group.size,
+        policy_object=None if policy_parts is None else policy_parts.policy,
+        predictor_object=None if policy_parts is None else policy_parts.predictor,
         cuda_device=loaded.device.index if loaded.device.type == "cuda" else None,
     )

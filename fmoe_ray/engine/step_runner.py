@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from fmoe_ray.cache import HostStore, IterationStats, Offloader
 from fmoe_ray.config import Settings
 from fmoe_ray.engine.gpu.assemble import GpuParts, assemble_gpu, free_bytes, prepare_process
+from fmoe_ray.engine.learned_maps import LearnedMaps
 from fmoe_ray.engine.messages import (
     ExpertCounts,
     Row,
@@ -25,8 +27,11 @@ from fmoe_ray.engine.messages import (
 from fmoe_ray.engine.offloaded_experts import OffloadedExperts, StepExperts, open_offloader
 from fmoe_ray.engine.packed_model import PackedModel
 from fmoe_ray.engine.pooling import Pooling, pool_rows
+from fmoe_ray.engine.process_group import open_group
 from fmoe_ray.engine.runner import RunnerInfo
 from fmoe_ray.engine.sampling import Sampler
+from fmoe_ray.engine.seat import ONLY_SEAT, Seat
+from fmoe_ray.engine.shard_group import ALONE, ShardGroup
 from fmoe_ray.engine.step_recorder import StepRecorder
 from fmoe_ray.errors import ConfigError, EngineError
 from fmoe_ray.models.device import choose_device, choose_dtype
@@ -34,6 +39,7 @@ from fmoe_ray.models.experts import NoExperts, bind_experts
 from fmoe_ray.models.loader import LoadedModel, load_model
 from fmoe_ray.models.router import RouterTap
 from fmoe_ray.models.weights import Progress
+from fmoe_ray.policy import PolicyParts
 from fmoe_ray.trace.format import DECODE, PREFILL
 
 logger = logging.getLogger(__name__)
@@ -53,6 +59,14 @@ class StepRunner:
     """`engine.runner.Runner` on a thread of its own, so that the caller's event loop stays alive.
 
     Owns what it is given and closes it. Steps run in the order in which they are asked for.
+
+    A row's attention and its experts' sums do not depend on the other rows of a step. Its matrix
+    products may, in their last bits: a kernel's rounding can change with the number of rows. So
+    logits are bit-identical for equal plans, whatever budget, policy and number of shards, and
+    equal up to that rounding for other batches.
+
+    All shards of a replica run the same plans. The first draws the tokens, keeps the random state,
+    records traces and saves maps.
     """
 
     def __init__(
@@ -64,6 +78,8 @@ class StepRunner:
         offloader: Offloader,
         store: HostStore,
         recorder: StepRecorder | None,
+        maps: LearnedMaps | None,
+        group: ShardGroup,
         info: RunnerInfo,
         pooling: Pooling,
         num_threads: int | None,
@@ -74,8 +90,11 @@ class StepRunner:
         self._offloader = offloader
         self._store = store
         self._recorder = recorder
+        self._maps = maps
+        self._group = group
         self._info = info
         self._pooling: Pooling = pooling
+        self._requests: set[int] = set()
         self._samplers: dict[int, Sampler] = {}
         self._decoding: set[int] = set()
         self._thread = ThreadPoolExecutor(
@@ -86,28 +105,54 @@ class StepRunner:
         )
 
     @classmethod
-    def load(cls, settings: Settings, progress: Progress | None = None) -> "StepRunner":
-        """Loads the model and its host store; `progress` gets experts done and experts in all.
+    def load(
+        cls,
+        settings: Settings,
+        progress: Progress | None = None,
+        seat: Seat = ONLY_SEAT,
+        policy_parts: PolicyParts | None = None,
+    ) -> "StepRunner":
+        """Meets the other shards, then loads the model and its host store; `progress` gets experts
+        done and experts in all.
+
+        `policy_parts` decide instead of a new policy by the settings' name: with a predictor that
+        has learned already, or written in Python.
 
         Raises ModelError, ConfigError for a budget below top_k experts or an unknown policy,
-        CapacityError.
+        CapacityError, EngineError if the shards do not meet.
         """
         _use_threads(settings.engine.num_threads)
+        prepare_process()
         device = choose_device(settings.model.device)
-        if device.type == "cuda":
-            prepare_process()
-        loaded = load_model(
-            settings.model.path,
-            device=device,
-            dtype=choose_dtype(settings.model.dtype, device),
-            progress=progress,
-            timeout_s=settings.shards.start_timeout_s,
+        group = open_group(
+            seat,
+            device,
+            meeting_timeout_s=settings.shards.meeting_timeout_s,
+            timeout_s=settings.engine.step_timeout_s,
         )
-        return cls.of(loaded, settings)
+        with ExitStack() as undo:
+            undo.callback(group.close)
+            loaded = load_model(
+                settings.model.path,
+                device=device,
+                dtype=choose_dtype(settings.model.dtype, device),
+                progress=progress,
+                timeout_s=settings.shards.start_timeout_s,
+            )
+            undo.callback(loaded.store.close)
+            runner = cls.of(loaded, settings, group, policy_parts)
+            undo.pop_all()
+        return runner
 
     @classmethod
-    def of(cls, loaded: LoadedModel, settings: Settings) -> "StepRunner":
-        """A runner of a loaded model, which it owns from now on. Raises as `load`."""
+    def of(
+        cls,
+        loaded: LoadedModel,
+        settings: Settings,
+        group: ShardGroup = ALONE,
+        policy_parts: PolicyParts | None = None,
+    ) -> "StepRunner":
+        """A runner of a loaded model, which it owns from now on, as `group`. Raises as `load`."""
         device = loaded.device
         is_cuda = device.type == "cuda"
         max_context = _max_context(settings, loaded)
@@ -120,26 +165,34 @@ class StepRunner:
         bind_experts(loaded.experts.values(), NoExperts())
         model.warm_up()
         free = free_bytes(loaded, settings.engine.max_prefill_tokens) if is_cuda else None
-        offloader = open_offloader(loaded, settings.offload, free)
+        offloader = open_offloader(loaded, settings.offload, group, policy_parts, free)
         tap = RouterTap(loaded.model)
         recorder = None
-        if settings.offload.record_path is not None:
+        if settings.offload.record_path is not None and group.rank == 0:
             recorder = StepRecorder(settings.offload.record_path, num_experts=loaded.num_experts)
+        maps = LearnedMaps.open(
+            settings.offload,
+            offloader,
+            fingerprint=loaded.fingerprint,
+            is_saved=group.rank == 0,
+        )
         experts: StepExperts
-        parts = None
+        gpu = None
         if is_cuda:
-            parts = assemble_gpu(loaded, model, offloader, tap, recorder, settings)
-            experts = parts.experts
+            gpu = assemble_gpu(loaded, model, offloader, tap, recorder, group, settings)
+            experts = gpu.experts
         else:
-            experts = OffloadedExperts(loaded, offloader, tap, recorder)
+            experts = OffloadedExperts(loaded, offloader, tap, recorder, group)
         bind_experts(loaded.experts.values(), experts)
         return cls(
             model=model,
             experts=experts,
-            gpu=parts,
+            gpu=gpu,
             offloader=offloader,
             store=loaded.store,
             recorder=recorder,
+            maps=maps,
+            group=group,
             info=RunnerInfo(
                 num_slots=settings.engine.max_batch_size,
                 max_context=max_context,
@@ -163,12 +216,24 @@ class StepRunner:
         return self._info
 
     @property
+    def learned_maps(self) -> LearnedMaps | None:
+        return self._maps
+
+    @property
     def model(self) -> Any:
         """The transformers model; not to be changed while a step runs."""
         return self._model.model
 
+    @property
+    def gate_rule(self) -> str:
+        """How a gate's output becomes a distribution; a name of `models.router.RULES`."""
+        return self._experts.gate_rule
+
     async def step(self, plan: StepPlan) -> StepResult:
-        """A failed computation is in the result and ends its requests; later steps can go on."""
+        """A failed computation is in the result and ends its requests; later steps can go on.
+
+        Raises EngineError where it cannot: other shards wait for what this one has not computed.
+        """
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.run, plan)
 
     async def close(self) -> None:
@@ -183,36 +248,42 @@ class StepRunner:
 
     def replay_routing(self, ids_LTK: torch.Tensor | None) -> None:
         """From the next step on the gates choose these experts, int [L, >= T, K], whatever they
-        think; None ends it. For measurements; only where our kernels compute the experts.
+        think; None ends it. For measurements: raises EngineError where our own kernels do not
+        compute the experts.
         """
-        experts = self._experts
-        if not hasattr(experts, "replay"):
+        from fmoe_ray.engine.gpu.slot_experts import SlotExperts
+
+        if not isinstance(self._experts, SlotExperts):
             raise EngineError("routing can be replayed on a GPU only, by our own kernels")
-        experts.replay(ids_LTK)
+        self._experts.replay(ids_LTK)
 
     def check_integrity(self) -> None:
         """Raises RuntimeError where the books of the expert cache disagree. Between steps only."""
         self._offloader.check_integrity()
 
     def _release(self) -> None:
+        self._group.close()
         if self._gpu is not None:
             self._gpu.close()
         self._experts.close()
         self._offloader.close()
         self._store.close()
+        if self._maps is not None:
+            self._maps.close()
         if self._recorder is not None:
             self._recorder.close()
 
     def run(self, plan: StepPlan) -> StepResult:
-        """`step` on the calling thread: for use without an event loop, never beside it."""
+        """`step` on the calling thread: for use without an event loop, never beside it. Raises as
+        `step`.
+        """
         started = time.perf_counter()
         for request_id in plan.ended:
             self._forget(request_id)
         if not plan.rows:
             return StepResult(step=plan.step, rows=[], stats=_NO_STATS)
         for row in plan.rows:
-            if row.request_id not in self._samplers:
-                self._samplers[row.request_id] = Sampler(row.sampling or Sampling())
+            self._begin(row)
         try:
             with torch.inference_mode():
                 logits_RV, iteration = self._compute(plan.rows)
@@ -220,10 +291,19 @@ class StepRunner:
             self._offloader.abort_iteration()
             logger.exception("step %d failed", plan.step)
             message = f"step {plan.step} failed: {error}"
+            if self._group.size > 1:
+                raise EngineError(message) from error
             return StepResult(step=plan.step, rows=[], stats=_NO_STATS, error=message)
-        rows = self._sample(plan.rows, logits_RV, iteration)
+        self._decoding.update(row.request_id for row in plan.rows if row.samples)
+        if self._group.rank == 0:
+            rows = self._sample(plan.rows, logits_RV, iteration)
+        else:
+            rows = _without_tokens(plan.rows, iteration)
         return StepResult(
-            step=plan.step, rows=rows, stats=_stats(iteration, time.perf_counter() - started)
+            step=plan.step,
+            rows=rows,
+            stats=_stats(iteration, time.perf_counter() - started),
+            routing_checksum=iteration.routing_checksum,
         )
 
     def _compute(self, rows: Sequence[Row]) -> tuple[torch.Tensor, IterationStats]:
@@ -268,8 +348,7 @@ class StepRunner:
         greedy_R = token_R.tolist()
         results = []
         for number, row in enumerate(rows):
-            hits, late, misses = (int(count) for count in iteration.rows[number])
-            experts = ExpertCounts(hits=hits, late=late, misses=misses)
+            experts = _counts(iteration, number)
             if is_nan_R[number]:
                 error = f"request {row.request_id}: the model computed not-a-number (NaN) logits"
                 results.append(
@@ -278,7 +357,6 @@ class StepRunner:
             elif not row.samples:
                 results.append(RowResult(request_id=row.request_id, token=None, experts=experts))
             else:
-                self._decoding.add(row.request_id)
                 drawn = self._samplers[row.request_id].draw(logits_RV[number], greedy_R[number])
                 results.append(
                     RowResult(
@@ -291,10 +369,31 @@ class StepRunner:
                 )
         return results
 
+    def _begin(self, row: Row) -> None:
+        if row.request_id in self._requests:
+            return
+        self._requests.add(row.request_id)
+        if self._group.rank == 0:
+            self._samplers[row.request_id] = Sampler(row.sampling or Sampling())
+
     def _forget(self, request_id: int) -> None:
-        if self._samplers.pop(request_id, None) is not None:
+        if request_id in self._requests:
+            self._requests.discard(request_id)
+            self._samplers.pop(request_id, None)
             self._decoding.discard(request_id)
             self._offloader.end_request(request_id)
+
+
+def _counts(iteration: IterationStats, row: int) -> ExpertCounts:
+    hits, late, misses = (int(count) for count in iteration.rows[row])
+    return ExpertCounts(hits=hits, late=late, misses=misses)
+
+
+def _without_tokens(rows: Sequence[Row], iteration: IterationStats) -> list[RowResult]:
+    return [
+        RowResult(request_id=row.request_id, token=None, experts=_counts(iteration, number))
+        for number, row in enumerate(rows)
+    ]
 
 
 def _max_context(settings: Settings, loaded: LoadedModel) -> int:
@@ -328,4 +427,9 @@ def _stats(iteration: IterationStats, seconds: float) -> StepStats:
         hits=iteration.hits,
         late=iteration.late,
         misses=iteration.misses,
+        bytes_prefetch_used=iteration.bytes.prefetch_used,
+        bytes_prefetch_wasted=iteration.bytes.prefetch_wasted,
+        num_predictions=iteration.num_predictions,
+        prediction_score=iteration.prediction_score,
+        num_maps=iteration.num_maps,
     )

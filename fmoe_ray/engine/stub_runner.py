@@ -18,6 +18,7 @@ from fmoe_ray.engine.messages import (
     TokenLogprob,
 )
 from fmoe_ray.engine.runner import RunnerInfo
+from fmoe_ray.engine.seat import ONLY_SEAT, Seat
 from fmoe_ray.engine.tokenizer import ChatMessage
 
 EOS = 256
@@ -85,6 +86,10 @@ class StubRunner:
     @property
     def info(self) -> RunnerInfo:
         return self._info
+
+    @property
+    def learned_maps(self) -> None:
+        return None
 
     async def step(self, plan: StepPlan) -> StepResult:
         await asyncio.sleep(self._step_s)
@@ -158,5 +163,7 @@ class StubBackend:
     def load_tokenizer(self, settings: Settings) -> StubTokenizer:
         return StubTokenizer()
 
-    def load_runner(self, settings: Settings, progress: Progress | None = None) -> StubRunner:
+    def load_runner(
+        self, settings: Settings, progress: Progress | None = None, seat: Seat = ONLY_SEAT
+    ) -> StubRunner:
         return StubRunner(num_slots=self.num_slots, step_s=self.step_s)

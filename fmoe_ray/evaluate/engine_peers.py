@@ -105,7 +105,7 @@ def _captured(model: Any, batch: int) -> float:
     model.set_experts_implementation("batched_mm")
     cache = StaticCache(config=model.config, max_cache_len=256)
     tokens = torch.randint(0, 1000, (batch, 1), device=model.device)
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.no_grad(), torch.cuda.stream(stream):
         for _ in range(3):
             model(tokens, cache=cache, use_cache=True)

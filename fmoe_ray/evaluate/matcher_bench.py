@@ -143,9 +143,11 @@ def _search(matcher: Matcher, layer: int, row: NDArray[np.float32]) -> None:
 
 def _recompute(stored: NDArray[np.float32], prefix: NDArray[np.float32]) -> None:
     prefixes = stored[:, : len(prefix)]
+    # einsum and not @: BLAS would use more than the one core that the other side has.
+    dots = np.einsum("np,p->n", prefixes, prefix)
     squares = np.einsum("np,np->n", prefixes, prefixes)
     norms = np.sqrt(squares) * np.linalg.norm(prefix)
-    (prefixes @ prefix / np.maximum(norms, 1e-12)).argmax()
+    (dots / np.maximum(norms, 1e-12)).argmax()
 
 
 def _seconds(action: Callable[[], None]) -> float:

@@ -6,9 +6,11 @@ Times are in units of one layer's compute. The link model is described in native
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from fmoe_ray import _native
 from fmoe_ray.errors import ConfigError
+from fmoe_ray.policy import Policy, Predictor
 from fmoe_ray.trace.format import RoutingTrace
 
 Sequences = Sequence[tuple[int, int]]
@@ -34,6 +36,12 @@ class Simulation:
     time: float
     compute: float
     stall: float
+    decode_tokens: int
+    """Rows of the steps without a prefill."""
+    decode_time: float
+    """Of those steps."""
+    request_times: tuple[float, ...]
+    """Of each sequence, from its first step to its last; empty where several run together."""
     hits: int
     """Ready when the gate asked."""
     late: int
@@ -59,6 +67,15 @@ class Simulation:
     @property
     def time_per_token(self) -> float:
         return self.time / self.num_tokens
+
+    @property
+    def time_per_decode_token(self) -> float:
+        return self.decode_time / self.decode_tokens
+
+    @property
+    def time_to_first_token(self) -> float:
+        """Mean time of the steps with a prefill; needs a trace that has some."""
+        return (self.time - self.decode_time) / (self.num_tokens - self.decode_tokens)
 
     @property
     def hit_rate(self) -> float:
@@ -118,14 +135,16 @@ class TraceSimulator:
         prefetch_distance: int = 3,
         store_capacity: int = 1000,
         prediction_delay: float = 0.0,
-        policy_object: _native.Policy | None = None,
-        predictor_object: _native.Predictor | None = None,
+        prefetch_depth: int = 1,
+        policy_object: Policy | None = None,
+        predictor_object: Predictor | None = None,
     ) -> Simulation:
         """Shows `learned` to the policy's predictor, then plays `measured` on an empty cache.
 
         load_ratio: load time of one expert / compute time of one layer. batch: sequences that
         advance together. eviction: "policy" is the policy's own. prediction_delay: from an
-        observation to the prediction made of it. `policy_object` replaces the named policy and
+        observation to the prediction made of it. prefetch_depth: prefetches handed to the link at
+        once. `policy_object` replaces the named policy and
         `predictor_object` is then what it listens to; either serves one run.
         Raises ConfigError for an unknown policy or a value that does not fit.
         """
@@ -144,6 +163,7 @@ class TraceSimulator:
                 prefetch_distance=prefetch_distance,
                 store_capacity=store_capacity,
                 prediction_delay=prediction_delay,
+                prefetch_depth=prefetch_depth,
                 own_policy=policy_object,
                 own_predictor=predictor_object,
             )
@@ -153,10 +173,24 @@ class TraceSimulator:
         for sequence in learned:  # one by one, so that an interrupt is heard in between
             simulator.warm_up([sequence])
         learned_at = time.perf_counter()
-        simulator.run(list(measured))
+        ends = [0.0]
+        for together in [[sequence] for sequence in measured] if batch == 1 else [list(measured)]:
+            simulator.run(together)
+            ends.append(simulator.result().time)
         simulator.check_integrity()
         run_at = time.perf_counter()
-        return _simulation(simulator.result(), learned_at - begin, run_at - learned_at)
+        return _simulation(
+            simulator.result(),
+            request_times=tuple(b - a for a, b in pairwise(ends)) if batch == 1 else (),
+            learn_s=learned_at - begin,
+            run_s=run_at - learned_at,
+        )
+
+    def teach(self, predictor: Predictor, sequences: Sequences) -> None:
+        """Shows the sequences to a predictor, as `run` does with those it learns from."""
+        num_slots = self._trace.num_layers * self._trace.num_experts
+        simulator = _native.Simulator(self._view, "lru", num_slots, 0.0, own_predictor=predictor)
+        simulator.warm_up(list(sequences))
 
     def bounds(
         self, measured: Sequences, *, slots: int, load_ratio: float, batch: int = 1
@@ -177,13 +211,22 @@ class TraceSimulator:
         )
 
 
-def _simulation(result: _native.SimulationResult, learn_s: float, run_s: float) -> Simulation:
+def _simulation(
+    result: _native.SimulationResult,
+    *,
+    request_times: tuple[float, ...],
+    learn_s: float,
+    run_s: float,
+) -> Simulation:
     return Simulation(
         num_steps=result.num_steps,
         num_tokens=result.num_tokens,
         time=result.time,
         compute=result.compute,
         stall=result.stall,
+        decode_tokens=result.decode_tokens,
+        decode_time=result.decode_time,
+        request_times=request_times,
         hits=result.hits,
         late=result.late,
         misses=result.misses,

@@ -7,23 +7,25 @@ anything elsewhere.
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
-import msgspec
 import torch
 from transformers import AutoModelForCausalLM
 
 from fmoe_ray.config import Budget, EngineSettings, ModelSettings, OffloadSettings, Settings
-from fmoe_ray.engine.messages import Row, Sampling, StepPlan
+from fmoe_ray.engine.messages import Row, StepPlan
 from fmoe_ray.engine.step_runner import StepRunner
 from fmoe_ray.errors import EngineError
+from fmoe_ray.evaluate.drive import GREEDY
 from fmoe_ray.models.checkpoint import resolve
 
 EXPERTS = ("eager", "grouped_mm")
 """transformers' own experts implementations to compare with."""
 
 
-class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTimes:
     """Medians over the steps of one batch size; times are of one decode step."""
 
     batch_size: int
@@ -33,7 +35,7 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: float
     transformers_ms: dict[str, float]
     ratio: dict[str, float]
-    """Our time through transformers'."""
+    """Our time through transformers', step by step: the median of the quotients."""
 
 
 def measure_steps(
@@ -64,16 +66,18 @@ def measure_steps(
             step()
             seconds[name].append(time.perf_counter() - started)
     runner.shutdown()
-    medians = {name: statistics.median(times) * 1e3 for name, times in seconds.items()}
-    ours = medians.pop("fmoe")
+    ours = seconds.pop("fmoe")
     return StepTimes(
         batch_size=batch_size,
         context=context,
         steps=steps,
         num_threads=num_threads,
-        step_ms=ours,
-        transformers_ms=medians,
-        ratio={name: ours / theirs for name, theirs in medians.items()},
+        step_ms=statistics.median(ours) * 1e3,
+        transformers_ms={n: statistics.median(theirs) * 1e3 for n, theirs in seconds.items()},
+        ratio={
+            name: statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+            for name, theirs in seconds.items()
+        },
     )
 
 
@@ -94,7 +98,7 @@ class _Ours:
                 start=self._start,
                 tokens=tokens,
                 samples=True,
-                sampling=Sampling(temperature=0.0),
+                sampling=GREEDY,
             )
             for number, tokens in enumerate(self._tokens)
         ]
@@ -108,9 +112,7 @@ class _Ours:
 class _Theirs:
     """As `_Ours`, with transformers' model and cache."""
 
-    def __init__(
-        self, path: str, experts: Literal["eager", "grouped_mm"] | str, prompts: torch.Tensor
-    ) -> None:
+    def __init__(self, path: str, experts: str, prompts: torch.Tensor) -> None:
         self._model: Any = AutoModelForCausalLM.from_pretrained(
             resolve(path), dtype=torch.float32, experts_implementation=experts
         ).eval()

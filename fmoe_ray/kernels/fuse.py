@@ -138,7 +138,5 @@ def backend(module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any
         "emulate_precision_casts": True,
         "triton.cudagraphs": False,
     }
-    compiled: Callable[..., Any] = compile_fx(
-        rewrite(module), example_inputs, config_patches=patches
-    )
-    return compiled
+    compiled: Any = compile_fx(rewrite(module), example_inputs, config_patches=patches)
+    return compiled  # type: ignore[no-any-return]

@@ -5,7 +5,7 @@ handshake) it finds in the `StepState` that `bind` has made current in this proc
 """
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,19 +17,6 @@ if TYPE_CHECKING:
 
 class StepState(Protocol):
     """What the model's layers reach through operators during one step."""
-
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        layer: int,
-        scale: float,
-        window: int,
-        softcap: float,
-        sinks: Tensor | None,
-    ) -> Tensor:
-        """q [B, Q, D], k [B, G, D], v [B, G, V], one token a row -> [B, Q, V]."""
 
     def experts(
         self,
@@ -45,13 +32,30 @@ class StepState(Protocol):
         """
 
 
+class DecodeState(StepState, Protocol):
+    """As `StepState`, where each row has one token."""
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer: int,
+        scale: float,
+        window: int,
+        softcap: float,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """q [B, Q, D], k [B, G, D], v [B, G, V], one token a row -> [B, Q, V]."""
+
+
 _current: list[StepState] = []
 _is_decoding = False
 
 
 @contextmanager
 def bind(state: StepState, *, decodes: bool = False) -> "Iterator[None]":
-    """Operators called inside reach `state`; `decodes`: each row has one token."""
+    """Operators called inside reach `state`; `decodes`: it is a `DecodeState`."""
     global _is_decoding
     before = _is_decoding
     _current.append(state)
@@ -80,7 +84,8 @@ def linears(x: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
 
         out = linear.linears(x.reshape(-1, x.shape[-1]), weights, biases)
         return out.view(*x.shape[:-1], out.shape[-1])
-    pairs = zip(weights, biases or [None] * len(weights), strict=True)
+    nothing: list[Tensor | None] = [None] * len(weights)
+    pairs = zip(weights, biases or nothing, strict=True)
     return torch.cat([F.linear(x, w, b) for w, b in pairs], dim=-1)
 
 
@@ -119,7 +124,9 @@ def attend(
     softcap: float,
     sinks: Tensor | None,
 ) -> Tensor:
-    return current().attend(q, k, v, int(layer), scale, window, softcap, sinks)
+    state: Any = current()  # bound with decodes=True
+    output: Tensor = state.attend(q, k, v, int(layer), scale, window, softcap, sinks)
+    return output
 
 
 @attend.register_fake

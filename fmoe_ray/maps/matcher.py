@@ -17,7 +17,7 @@ class Matcher:
     """Semantic search before the first layer, trajectory search after every gate.
 
     R rows, N stored maps, J experts, h embedding size. The store must not change between `start`
-    and the last question about that iteration (RuntimeError). Releases the GIL; not thread-safe.
+    and the last question about that iteration (EngineError). Releases the GIL; not thread-safe.
 
         matcher.start(num_rows=1, embeddings=embedding)
         matcher.observe(0, probs)

@@ -72,10 +72,11 @@ class StoreContent:
 
 def write_store(path: str | os.PathLike[str], header: StoreHeader, content: StoreContent) -> None:
     """Replaces the file at once or not at all. Raises StoreError if it cannot be written."""
+    num_experts = header.num_layers * header.num_experts
     tensors: dict[str, NDArray[Any]] = {
         "probs": np.ascontiguousarray(content.probs),
         "embeddings": np.ascontiguousarray(content.embeddings),
-        "chosen": np.packbits(content.chosen.reshape(header.size, -1), axis=1),
+        "chosen": np.packbits(content.chosen.reshape(header.size, num_experts), axis=1),
         "token_ids": np.ascontiguousarray(content.token_ids),
         "predecessors": np.ascontiguousarray(content.predecessors),
     }
@@ -114,11 +115,11 @@ def read_store(path: str | os.PathLike[str]) -> tuple[StoreHeader, StoreContent]
     header = _parse_header(path, metadata)
     if metadata.get("sha256") != _digest(tensors):
         raise StoreError(f"{path}: damaged: its content does not have the checksum in its header")
-    n, experts = header.size, header.num_layers * header.num_experts
+    n, num_experts = header.size, header.num_layers * header.num_experts
     expected = {
         "probs": ("float16", (n, header.num_layers, header.num_experts)),
         "embeddings": ("float16", (n, header.embedding_size)),
-        "chosen": ("uint8", (n, (experts + 7) // 8)),
+        "chosen": ("uint8", (n, (num_experts + 7) // 8)),
         "token_ids": ("int32", (n,)),
         "predecessors": ("int32", (n,)),
     }
@@ -128,7 +129,7 @@ def read_store(path: str | os.PathLike[str]) -> tuple[StoreHeader, StoreContent]
     predecessors = tensors["predecessors"]
     if n and not (-1 <= predecessors.min() and predecessors.max() < n):
         raise StoreError(f"{path}: damaged: a predecessor lies outside the {n} entries")
-    chosen = np.unpackbits(tensors["chosen"], axis=1, count=experts).astype(np.bool_)
+    chosen = np.unpackbits(tensors["chosen"], axis=1, count=num_experts).astype(np.bool_)
     return header, StoreContent(
         probs=tensors["probs"],
         embeddings=tensors["embeddings"],

@@ -14,8 +14,8 @@ from fmoe_ray.errors import CheckpointError, UnsupportedModelError
 from fmoe_ray.models.experts import IMPLEMENTATION
 from fmoe_ray.models.layout import BlobLayout
 
-RUNNABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
-"""Layer types whose whole state is one key and one value per token, as the ragged cache keeps."""
+RUNNABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "attention", "mlp", "moe"})
+"""Layer types whose whole state, if any, is one key and one value per token."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,7 +96,16 @@ class Dispatch:
     whatever order the experts were computed in: bit-equal to transformers' `grouped_mm`.
     """
 
-    def __init__(self, hidden_TH: torch.Tensor, index_TK: torch.Tensor, num_experts: int) -> None:
+    def __init__(
+        self,
+        hidden_TH: torch.Tensor,
+        index_TK: torch.Tensor,
+        num_experts: int,
+        mine: range | None = None,
+    ) -> None:
+        """`mine` are the experts computed here, all of them if not given."""
+        if mine is None:
+            mine = range(num_experts)
         self._hidden_TH = hidden_TH
         self._num_tokens, self._top_k = index_TK.shape
         flat = index_TK.reshape(-1)
@@ -107,30 +116,26 @@ class Dispatch:
         begin = 0
         for row in range(1, len(ids) + 1):
             if row == len(ids) or ids[row] != ids[begin]:
-                if 0 <= ids[begin] < num_experts:
+                if ids[begin] in mine:
                     self._rows[ids[begin]] = (begin, row)
                 begin = row
-        self._outputs: torch.Tensor | None = None
+        self.outputs = hidden_TH.new_zeros(len(ids), hidden_TH.shape[-1])
+        """[T * K, H] in the order of experts; zero until an expert was computed."""
 
     @property
     def experts(self) -> list[int]:
-        """Ascending, each once."""
+        """To be computed here; ascending, each once."""
         return list(self._rows)
 
     def compute(self, module: Any, expert: int, weights: dict[str, torch.Tensor]) -> None:
         begin, end = self._rows.pop(expert)
-        outputs = compute_expert(module, weights, self._inputs[begin:end])
-        if self._outputs is None:
-            self._outputs = outputs.new_zeros(self._order.numel(), outputs.shape[-1])
-        self._outputs[begin:end] = outputs
+        self.outputs[begin:end] = compute_expert(module, weights, self._inputs[begin:end])
 
     def combine(self, weights_TK: torch.Tensor) -> torch.Tensor:
-        """[T, H]; every expert has been computed."""
+        """[T, H]; every expert has been computed, here or by others that added their outputs."""
         assert not self._rows, f"experts {self.experts} were not computed"
-        if self._outputs is None:
-            return torch.zeros_like(self._hidden_TH)
-        scattered = torch.empty_like(self._outputs)
-        scattered[self._order] = self._outputs
+        scattered = torch.empty_like(self.outputs)
+        scattered[self._order] = self.outputs
         weighted = scattered * weights_TK.reshape(-1, 1)
         summed = weighted.view(self._num_tokens, self._top_k, -1).sum(dim=1)
         return summed.to(self._hidden_TH.dtype)

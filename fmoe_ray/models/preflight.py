@@ -1,9 +1,11 @@
 """Says before anything is loaded whether this machine can serve a model, and what it lacks."""
 
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import huggingface_hub
 import torch
@@ -16,6 +18,7 @@ from fmoe_ray.models.checkpoint import is_hub_name, open_checkpoint, resolve
 from fmoe_ray.models.device import choose_dtype
 
 STORE_FOLDER = Path("/dev/shm")
+_ARCHITECTURES = Path(__file__).parents[1] / "assets" / "architectures"
 _GIB = 2**30
 
 
@@ -114,9 +117,17 @@ def _intended_device(settings: Settings) -> torch.device:
 
 
 def _config_folder(path: str) -> Path | None:
-    """Where config.json is: the checkpoint's folder, or the hub cache's; None if nowhere."""
+    """Where a config.json is: the checkpoint's folder, the hub's cache, or this package's copy of
+    the architecture; None if nowhere.
+    """
     if not is_hub_name(path):
         return resolve(path)
+    cached = huggingface_hub.try_to_load_from_cache(path, "config.json")
+    if isinstance(cached, str):
+        return Path(cached).parent
+    if not _hub_has_address():
+        known = _ARCHITECTURES / path
+        return known if known.is_dir() else None
     try:
         return Path(huggingface_hub.hf_hub_download(path, "config.json")).parent
     except LocalEntryNotFoundError:
@@ -126,6 +137,18 @@ def _config_folder(path: str) -> Path | None:
             f"{path}: the hub refuses it ({error}); check the name, and `hf auth login` for a "
             "model that asks for consent"
         ) from error
+
+
+def _hub_has_address() -> bool:
+    """False without a network, where the hub's client would retry for half a minute."""
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        return False
+    host = urlsplit(huggingface_hub.constants.ENDPOINT).hostname
+    try:
+        socket.getaddrinfo(host, 443)
+    except OSError:
+        return False
+    return True
 
 
 def _shortages(needs: Needs, device: torch.device) -> Iterator[str]:

@@ -21,6 +21,8 @@ from fmoe_ray.policy.table import (
     VictimNeeded,
     list_policies,
     make_policy,
+    prefetch_threshold,
+    select_prefetch,
 )
 
 __all__ = [
@@ -43,4 +45,6 @@ __all__ = [
     "VictimNeeded",
     "list_policies",
     "make_policy",
+    "prefetch_threshold",
+    "select_prefetch",
 ]

@@ -20,6 +20,8 @@ from fmoe_ray._native import (
     Prediction,
     Predictor,
     VictimNeeded,
+    prefetch_threshold,
+    select_prefetch,
 )
 from fmoe_ray.errors import ConfigError
 
@@ -40,6 +42,8 @@ __all__ = [
     "VictimNeeded",
     "list_policies",
     "make_policy",
+    "prefetch_threshold",
+    "select_prefetch",
 ]
 
 

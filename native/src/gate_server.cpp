@@ -122,9 +122,13 @@ void GateServer::serve(int layer) {
     offloader_.request(layer, {chosen, num_rows * static_cast<std::size_t>(layout_.geometry.top_k)},
                        {rows_.data(), num_rows});
     bool has_placed = false;
+    bool has_published = false;
     while (true) {
-        delivered_.clear();
-        offloader_.poll(delivered_);
+        if (!offloader_.try_wait(delivered_)) {
+            // While the graph waits anyway: prefetches that this leads to move behind the misses.
+            if (!std::exchange(has_published, true)) publish(layer);
+            offloader_.poll(delivered_);
+        }
         if (delivered_.empty()) break;
         for (const Delivery& delivery : delivered_) {
             const int expert = layout_.geometry.index(layer, delivery.expert);
@@ -137,10 +141,11 @@ void GateServer::serve(int layer) {
         answers_->answer_after_places(layer);
     else
         answer(layer);
-    publish(layer);
+    if (!has_published) publish(layer);
 }
 
 void GateServer::publish(int layer) {
+    if (!offloader_.wants_gates()) return;
     const Geometry& geometry = layout_.geometry;
     const auto* chosen = reinterpret_cast<const std::int32_t*>(mailbox_ + layout_.chosen(layer));
     chosen_.assign(

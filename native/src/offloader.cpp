@@ -1,9 +1,11 @@
 #include "fmoe/offloader.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "fmoe/errors.h"
+#include "fmoe/map_store.h"
 #include "fmoe/spin.h"
 
 namespace fmoe {
@@ -13,6 +15,11 @@ namespace {
 using Clock = Device::Clock;
 
 constexpr auto kLinkWake = std::chrono::seconds(1);
+
+// FNV-1a with words for bytes.
+std::uint64_t mix(std::uint64_t checksum, int value) {
+    return (checksum ^ static_cast<std::uint64_t>(value)) * 1099511628211U;
+}
 
 double now_s() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
 
@@ -89,6 +96,7 @@ void Offloader::begin_iteration(const IterationContext& given) {
         seen_.assign(stats_.rows.size() * is_needed_.size(), 0);
         stamp_ = 0;
         transfers_before_ = transfers_.counters();
+        score_before_ = score_;
         has_prefill_ = std::find(given.phases, given.phases + given.num_rows, Phase::prefill) !=
                        given.phases + given.num_rows;
         context.iteration = ++iteration_;
@@ -149,6 +157,7 @@ void Offloader::collect_needed(int layer, std::span<const std::int32_t> chosen,
             const std::int32_t expert = chosen[token * num_chosen + k];
             if (expert < 0 || expert >= geometry.num_experts) continue;
             const int index = geometry.index(layer, expert);
+            stats_.routing_checksum = mix(stats_.routing_checksum, index);
             if (index % options_.num_shards != options_.shard) continue;
             is_needed_[expert] = 1;
             std::uint32_t& seen = seen_[static_cast<std::size_t>(row) * is_needed_.size() +
@@ -308,6 +317,8 @@ IterationStats Offloader::end_iteration() {
         planner_.iteration_ended();
         settle();
         stats_.transfers = difference(transfers_.counters(), transfers_before_);
+        stats_.score = {score_.count - score_before_.count, score_.sum - score_before_.sum};
+        stats_.num_maps = num_maps_;
     }
     if (predictor_ != nullptr) {
         contexts_.end_iteration();
@@ -354,11 +365,27 @@ void Offloader::wait_until_idle() {
     }
 }
 
+void Offloader::borrow_maps(double timeout_s) {
+    {
+        const std::lock_guard lock(mutex_);
+        check_usable();
+    }
+    require(map_store() != nullptr, "offloader: the policy learns no expert maps");
+    if (!contexts_.pause(after(timeout_s)))
+        throw TimeoutError("the iteration in progress did not end within " +
+                           std::to_string(timeout_s) + " s; its maps cannot be borrowed now");
+}
+
+void Offloader::return_maps() {
+    count_maps();
+    contexts_.resume();
+}
+
 OffloaderCounters Offloader::counters() {
     const std::lock_guard lock(mutex_);
     check_usable();
-    return {planner_.counters(), transfers_.counters(), stall_s_, iteration_,
-            contexts_.num_dropped()};
+    return {planner_.counters(), transfers_.counters(),   stall_s_,
+            iteration_,          contexts_.num_dropped(), score_};
 }
 
 void Offloader::check_integrity() {
@@ -425,17 +452,31 @@ void Offloader::link_loop() {
 
 void Offloader::matcher_loop() {
     std::vector<Prediction> predictions;
-    while (contexts_.consume(*predictor_, predictions)) post(predictions);
+    while (contexts_.consume(*predictor_, predictions)) {
+        count_maps();
+        post(predictions);
+    }
 }
 
 void Offloader::predict_now() {
-    while (contexts_.try_consume(*predictor_, predictions_)) post(predictions_);
+    while (contexts_.try_consume(*predictor_, predictions_)) {
+        count_maps();
+        post(predictions_);
+    }
+}
+
+void Offloader::count_maps() {
+    if (const MapStore* maps = predictor_->store()) num_maps_ = maps->size();
 }
 
 void Offloader::post(std::vector<Prediction>& predictions) {
     if (predictions.empty()) return;
     const std::lock_guard lock(mutex_);
-    for (const Prediction& prediction : predictions) planner_.predicted(prediction);
+    for (const Prediction& prediction : predictions) {
+        score_.count += prediction.score.size();
+        score_.sum += std::accumulate(prediction.score.begin(), prediction.score.end(), 0.0);
+        planner_.predicted(prediction);
+    }
     predictions.clear();
     settle();
     wake_waiters();  // a hold may have lapsed

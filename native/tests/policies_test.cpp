@@ -91,24 +91,24 @@ void ties_go_to_the_lower_index_and_pinned_experts_stay() {
         cache.reserve(expert, Cause::on_demand);
         cache.complete(expert);
     }
-    LfuEviction eviction(kGeometry.size());
-    CHECK(eviction.victim(cache) == 4);
+    const auto eviction = make_eviction("lfu", kGeometry);
+    CHECK(eviction->victim(cache) == 4);
     cache.pin(4);
-    CHECK(eviction.victim(cache) == 6);
+    CHECK(eviction->victim(cache) == 6);
     cache.pin(6);
     cache.pin(9);
-    CHECK(eviction.victim(cache) == -1);
+    CHECK(eviction->victim(cache) == -1);
 }
 
 void a_prefetch_counts_as_recent_for_lru() {
     ExpertCache cache(kGeometry, 2);
-    LruEviction eviction(kGeometry.size());
+    const auto eviction = make_eviction("lru", kGeometry);
     for (int expert : {9, 4}) {
         cache.reserve(expert, Cause::prefetch);
         cache.complete(expert);
-        eviction.loaded(expert);
+        eviction->loaded(expert);
     }
-    CHECK(eviction.victim(cache) == 9);
+    CHECK(eviction->victim(cache) == 9);
 }
 
 void no_offload_loads_every_hosted_expert_and_nothing_else() {

@@ -128,7 +128,7 @@ def test_a_shard_that_gives_up_says_why() -> None:
         info = StubRunner().info
         shard = asyncio.create_task(serve_shard(channel.address, channel.token, 0, info, give_up))
         await channel.connected()
-        with pytest.raises(EngineError, match="shard 0: the device is gone"):
+        with pytest.raises(ShardLostError, match="shard 0: the device is gone"):
             await channel.step(plan(1))
         with pytest.raises(EngineError):
             await shard

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from fmoe_ray.config import Settings, load_settings
+from fmoe_ray.config import ModelSettings, Settings, load_settings
 from fmoe_ray.engine.stub_runner import StubBackend
-from fmoe_ray.errors import CheckpointNotFoundError
+from fmoe_ray.errors import CapacityError, CheckpointNotFoundError
 
 pytestmark = pytest.mark.ray
 
@@ -124,6 +124,35 @@ def test_what_is_missing_is_in_the_status_of_the_application(cluster: str) -> No
     message = serve.status().applications["broken"].deployments["Replica"].message
     assert "no checkpoint at nowhere; give model.path a folder" in message
     serve.delete("broken")
+
+
+def test_gpus_that_no_node_has_are_refused_at_once(cluster: str) -> None:
+    from fmoe_ray.actors.app import build_with
+
+    settings = Settings(model=ModelSettings(device="cuda"))
+    with pytest.raises(CapacityError, match=r"1 GPUs are needed on one node, 0 are there"):
+        build_with(settings, StubBackend())
+
+
+def test_the_builder_takes_the_settings_of_the_file(cluster: str) -> None:
+    """Serve reads the annotation as a class; a string would silently give it a dictionary."""
+    from fmoe_ray.actors import app
+
+    assert app.build_app.__annotations__["args"] is Settings
+
+
+def test_numbers_of_the_engine_reach_ray(client: httpx.Client) -> None:
+    import ray
+
+    client.post("/v1/chat/completions", json=body())
+    port = ray.nodes()[0]["MetricsExportPort"]
+    url = f"http://127.0.0.1:{port}/metrics"
+
+    def is_exported() -> bool:
+        text = httpx.get(url).text
+        return "ray_fmoe_ttft_seconds_count" in text and "ray_fmoe_experts" in text
+
+    within(20, is_exported)
 
 
 def test_nothing_is_left_of_a_deleted_application(cluster: str) -> None:

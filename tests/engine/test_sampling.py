@@ -25,7 +25,7 @@ def plain_distribution(
     kept: dict[int, float] = {}
     reached = 0.0
     for token in order:
-        if kept and reached >= top_p:
+        if kept and top_p < 1.0 and reached >= top_p:
             break
         kept[token] = exponentials[token] / total
         reached += kept[token]

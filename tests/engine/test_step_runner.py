@@ -6,14 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
 
 from fmoe_ray.config import parse_settings
 from fmoe_ray.engine.messages import Row, Sampling, StepPlan
 from fmoe_ray.engine.step_runner import StepRunner
 from fmoe_ray.errors import ConfigError
 from fmoe_ray.evaluate.drive import GREEDY, Drive
+from fmoe_ray.evaluate.families import generate
 from fmoe_ray.evaluate.tiny_models import EXPERTS, LAYERS, TOP_K, VOCAB, save_tiny
+from fmoe_ray.maps.store import MapStore
+from fmoe_ray.policy.table import list_policies
 from fmoe_ray.trace.format import load_trace
 
 Load = Callable[..., StepRunner]
@@ -24,24 +26,13 @@ ALL = LAYERS * EXPERTS
 BUDGETS = [1.0, 0.5, 0.25, TOP_K]
 
 
-def greedy_reference(folder: Path) -> list[list[int]]:
-    """transformers' own generate, one prompt at a time."""
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, experts_implementation="grouped_mm"
-    ).eval()
-    model.generation_config.eos_token_id = None
-    config = GenerationConfig(max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0)
-    outputs = [model.generate(torch.tensor([p]), generation_config=config) for p in PROMPTS]
-    return [o[0, len(p) :].tolist() for o, p in zip(outputs, PROMPTS, strict=True)]
-
-
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "phimoe", "deepseek_v3", "gpt_oss"])
 def test_greedy_tokens_equal_those_of_generate(
     family: str, load: Load, checkpoint: Callable[[str], Path]
 ) -> None:
     """In chunks, four at once, with three expert slots, across the sliding window."""
     tokens = Drive(load(family, {"budget": 3}))(PROMPTS, NUM_TOKENS)
-    assert tokens == greedy_reference(checkpoint(family))
+    assert tokens == generate(checkpoint(family), PROMPTS, NUM_TOKENS)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "deepseek_v2"])
@@ -225,3 +216,36 @@ def test_a_recorded_trace_holds_what_the_model_chose(
         assert trace.token_ids[start : start + length].tolist() == fed
         phases = [0] * len(prompt) + [1] * (NUM_TOKENS - 1)
         assert trace.phase[start : start + length].tolist() == phases
+
+
+def test_learned_maps_are_kept_in_their_file(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "maps"
+    settings = {
+        "model": {"path": str(checkpoint("mixtral")), "device": "cpu"},
+        "offload": {"policy": "fmoe", "budget": 0.5, "store_path": str(path)},
+        "engine": {"max_batch_size": 1},
+    }
+    sizes = []
+    for _ in range(2):
+        runner = StepRunner.load(parse_settings(settings))
+        Drive(runner)([PROMPTS[2]], NUM_TOKENS)
+        runner.shutdown()
+        sizes.append(len(MapStore.load(path)))
+    assert sizes[0] > 0
+    assert sizes[1] == sizes[0] + NUM_TOKENS
+
+
+def test_a_policy_that_learns_no_maps_refuses_a_file_for_them(load: Load, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="policy lru learns no expert maps"):
+        load("mixtral", {"policy": "lru", "store_path": str(tmp_path / "maps")})
+
+
+@pytest.mark.parametrize("policy", [info.name for info in list_policies()])
+def test_every_policy_gives_the_tokens_of_a_run_without_offloading(policy: str, load: Load) -> None:
+    expected = Drive(load("mixtral", {"budget": 1.0}))(PROMPTS, NUM_TOKENS)
+    budget = 1.0 if policy == "no-offload" else 0.25
+    assert Drive(load("mixtral", {"policy": policy, "budget": budget}))(PROMPTS, NUM_TOKENS) == (
+        expected
+    )

@@ -163,6 +163,17 @@ def test_bounds_are_in_order(
         assert bounds.belady <= lru.time_per_token + 1e-9
 
 
+@pytest.mark.parametrize(
+    ("slots", "ticks"),
+    [
+        (2, 1 + 2 + 2),  # the second is loaded while the first computes
+        (1, 1 + 2 + 1 + 2),
+    ],
+)
+def test_the_search_finds_what_a_hand_does(slots: int, ticks: int) -> None:
+    assert shortest_ticks([frozenset({0}), frozenset({1})], slots, load=1, compute=2) == ticks
+
+
 def test_a_free_link_costs_compute_alone() -> None:
     trace = RoutingTrace(
         expert_ids=np.array([[[0], [1]], [[1], [0]]]),

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from reference.maps import cosines
 
+from fmoe_ray.errors import EngineError
 from fmoe_ray.maps import MapStore, Matcher
 
 Floats = NDArray[np.float32]
@@ -162,7 +163,7 @@ def test_a_store_that_changed_makes_the_search_stale() -> None:
     matcher.start(num_rows=1)
     matcher.observe(0, np.full((1, 4), 0.25, np.float32))
     store.insert(np.full((1, 2, 4), 0.25, np.float32))
-    with pytest.raises(RuntimeError, match="version"):
+    with pytest.raises(EngineError, match="version"):
         matcher.best_trajectory(0)
 
 
@@ -171,7 +172,7 @@ def test_layers_out_of_order_are_refused() -> None:
         filled_store(np.random.default_rng(2), capacity=3, num_layers=2, num_experts=4)
     )
     matcher.start(num_rows=1)
-    with pytest.raises(RuntimeError, match="layer"):
+    with pytest.raises(EngineError, match="layer"):
         matcher.observe(1, np.full((1, 4), 0.25, np.float32))
 
 

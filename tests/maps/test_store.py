@@ -1,5 +1,7 @@
 """The store against plain NumPy: paper 4.4, half precision, links."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from reference.maps import as_stored, cosines, rdy
 
-from fmoe_ray.maps import MapStore
+from fmoe_ray.maps import EntryRef, MapStore
 
 Floats = NDArray[np.float32]
 
@@ -61,7 +63,7 @@ sizes = st.fixed_dictionaries(
 @settings(deadline=None, max_examples=40)
 @given(sizes, st.integers(0, 2**32 - 1), st.integers(1, 80))
 def test_4_4_a_full_store_replaces_the_entry_of_the_largest_rdy(
-    size: dict[str, int], seed: int, num_new: int
+    size: dict[str, Any], seed: int, num_new: int
 ) -> None:
     rng = np.random.default_rng(seed)
     store = MapStore(**size, top_k=1)
@@ -124,7 +126,7 @@ def test_a_batch_equals_the_same_maps_one_by_one() -> None:
 
 @settings(deadline=None, max_examples=25)
 @given(sizes, st.integers(0, 2**32 - 1))
-def test_4_2_semantic_scores_are_cosines_of_embeddings(size: dict[str, int], seed: int) -> None:
+def test_4_2_semantic_scores_are_cosines_of_embeddings(size: dict[str, Any], seed: int) -> None:
     rng = np.random.default_rng(seed)
     store = MapStore(**size, top_k=1)
     count = size["capacity"]
@@ -148,13 +150,10 @@ def test_a_stored_map_is_no_more_similar_to_itself_than_1() -> None:
         assert store.semantic_scores(itself.embedding)[i] <= 1 + 1e-6
 
 
-@given(
-    st.lists(
-        st.floats(0, 2.0**100, width=32) | st.floats(0, 2.0**-13, width=32),
-        min_size=18,
-        max_size=18,
-    )
-)
+small, large = st.floats(0, 2.0**-13, width=32), st.floats(0, 2.0**100, width=32)
+
+
+@given(st.lists(small | large, min_size=18, max_size=18))
 def test_probabilities_are_stored_as_the_nearest_half(values: list[float]) -> None:
     store = make_store()
     maps = np.array(values, np.float32).reshape(1, 3, 6)
@@ -194,7 +193,7 @@ def test_links_join_iterations_of_a_request_until_one_is_replaced() -> None:
 def test_links_never_name_a_replaced_entry(seed: int) -> None:
     rng = np.random.default_rng(seed)
     store = make_store(capacity=6, embedding_size=0)
-    last = {}
+    last: dict[int, EntryRef] = {}
     owner: dict[tuple[int, int], tuple[int, int]] = {}  # (index, generation) -> request, iteration
     for iteration in range(40):
         request = int(rng.integers(3))
@@ -234,7 +233,8 @@ def test_chosen_experts_and_token_are_kept() -> None:
     ],
 )
 def test_impossible_shapes_are_refused(changes: dict[str, int], message: str) -> None:
-    shape = {"num_layers": 3, "num_experts": 6, "top_k": 2, "capacity": 4} | changes
+    shape: dict[str, Any] = {"num_layers": 3, "num_experts": 6, "top_k": 2, "capacity": 4}
+    shape |= changes
     with pytest.raises(ValueError, match=message):
         MapStore(**shape)
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fmoe_ray.config import Settings, parse_settings
+from fmoe_ray.config import Settings, load_settings, parse_settings
 from fmoe_ray.errors import (
     CapacityError,
     CheckpointError,
@@ -108,3 +108,10 @@ def test_a_missing_gpu_alone_is_a_wrong_setting(tmp_path: Path) -> None:
     model = {"path": str(save_tiny("mixtral", tmp_path)), "device": "cuda"}
     with pytest.raises(ConfigError, match="lacks an NVIDIA GPU"):
         check_machine(parse_settings({"model": model}))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_memory_of_the_shipped_mixtral_is_known_without_a_network(offline: Path) -> None:
+    shipped = load_settings(Path(__file__).parents[2] / "configs" / "mixtral.yaml")
+    with pytest.raises(CheckpointNotFoundError, match=r"It needs 84\.0 GiB of host memory"):
+        check_machine(shipped)

@@ -8,7 +8,7 @@ Array = NDArray[np.float64]
 
 def as_stored(values: NDArray[np.float32]) -> Array:
     """Half precision, as the store keeps it."""
-    return np.minimum(values, 65504).astype(np.float16).astype(np.float64)
+    return np.asarray(np.minimum(values, 65504).astype(np.float16), np.float64)
 
 
 def cosines(query: NDArray[np.floating], stored: NDArray[np.floating]) -> Array:
@@ -17,7 +17,8 @@ def cosines(query: NDArray[np.floating], stored: NDArray[np.floating]) -> Array:
     stored = np.asarray(stored, np.float64).reshape(len(stored), -1)
     norms = np.linalg.norm(stored, axis=1) * np.linalg.norm(query)
     dots = stored @ query
-    return np.divide(dots, norms, out=np.zeros_like(dots), where=norms > 0)
+    result: Array = np.divide(dots, norms, out=np.zeros_like(dots), where=norms > 0)
+    return result
 
 
 def rdy(semantic: Array, whole_map: Array, *, distance: int, num_layers: int) -> Array:
@@ -27,4 +28,4 @@ def rdy(semantic: Array, whole_map: Array, *, distance: int, num_layers: int) ->
 
 def counts(chosen_TLJ: NDArray[np.bool_]) -> NDArray[np.int64]:
     """The coarse tracker: a request's activation counts are its maps' choices, summed."""
-    return chosen_TLJ.sum(axis=0, dtype=np.int64)
+    return np.asarray(chosen_TLJ.sum(axis=0), np.int64)

@@ -13,6 +13,7 @@ from fmoe_ray.cache import Geometry, Offloader
 from fmoe_ray.config import Settings
 from fmoe_ray.engine.offloaded_experts import OffloadedExperts
 from fmoe_ray.engine.packed_model import PackedModel
+from fmoe_ray.engine.shard_group import ShardGroup
 from fmoe_ray.engine.step_recorder import StepRecorder
 from fmoe_ray.errors import EngineError, UnsupportedModelError
 from fmoe_ray.gates import CudaGates
@@ -75,21 +76,24 @@ def assemble_gpu(
     offloader: Offloader,
     tap: RouterTap,
     recorder: StepRecorder | None,
+    group: ShardGroup,
     settings: Settings,
 ) -> GpuParts:
     """Never fails for what it cannot speed up: that runs with transformers' own operations."""
     if recorder is not None:
         logger.warning("recording a trace: experts are computed one by one, without our kernels")
-        plain = OffloadedExperts(loaded, offloader, tap, recorder)
+        plain = OffloadedExperts(loaded, offloader, tap, recorder, group)
         return GpuParts(experts=plain, decode=None, gates=None)
     try:
         from fmoe_ray.engine.gpu.decode_step import DecodeStep
         from fmoe_ray.engine.gpu.slot_experts import SlotExperts
 
-        experts = SlotExperts(loaded, offloader, tap)
+        experts = SlotExperts(loaded, offloader, tap, group)
     except (ImportError, UnsupportedModelError) as error:
         logger.warning("experts are computed one by one, without our kernels: %s", error)
-        return GpuParts(experts=OffloadedExperts(loaded, offloader, tap), decode=None, gates=None)
+        return GpuParts(
+            experts=OffloadedExperts(loaded, offloader, tap, None, group), decode=None, gates=None
+        )
     if not model.cache.is_read_in_place():
         logger.warning(
             "%s attends to something else than it stores: its decode steps are neither compiled "
@@ -97,7 +101,7 @@ def assemble_gpu(
             loaded.model.config.model_type,
         )
         return GpuParts(experts=experts, decode=None, gates=None)
-    gates = _open_gates(loaded, offloader, experts, settings)
+    gates = _open_gates(loaded, offloader, experts, group, settings)
     decode = DecodeStep(
         loaded.model,
         model.cache,
@@ -114,9 +118,16 @@ def assemble_gpu(
 
 
 def _open_gates(
-    loaded: LoadedModel, offloader: Offloader, experts: "SlotExperts", settings: Settings
+    loaded: LoadedModel,
+    offloader: Offloader,
+    experts: "SlotExperts",
+    group: ShardGroup,
+    settings: Settings,
 ) -> CudaGates | None:
     if not settings.engine.cuda_graphs:
+        return None
+    if group.size > 1:
+        logger.warning("%d shards add up on the host: no CUDA graphs", group.size)
         return None
     if offloader.wants_speculative:
         logger.warning(

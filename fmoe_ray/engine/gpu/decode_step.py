@@ -10,6 +10,7 @@ Shape letters: B rows of the bucket, R rows that count, V vocabulary, D and Q as
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -105,7 +106,7 @@ class DecodeStep:
         self._top_k = top_k
         self._num_experts = num_experts
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
         self._inputs: dict[int, _Inputs] = {}
         self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
@@ -269,6 +270,10 @@ def decoder_layers(model: Any, experts: Sequence[str]) -> torch.nn.ModuleList:
     raise AssertionError("experts lie in no list of layers")
 
 
+def _return(kept: object, *_: object) -> object:
+    return kept
+
+
 def _keep_frequencies(model: Any, device: torch.device) -> None:
     """Some families compute their constant rotary frequencies anew on the CPU in every pass."""
     for module in model.modules():
@@ -276,7 +281,8 @@ def _keep_frequencies(model: Any, device: torch.device) -> None:
         if compute is None or module.rope_type != "default":
             continue
         frequencies, scaling = compute(module.config)
-        module.rope_init_fn = lambda *_, kept=(frequencies.to(device), scaling): kept
+        kept = frequencies.to(device), scaling
+        module.rope_init_fn = partial(_return, kept)
 
 
 def _compile_layers(model: Any) -> torch.nn.ModuleList:

@@ -16,6 +16,7 @@ import torch
 from fmoe_ray.cache import Offloader
 from fmoe_ray.engine.gpu.expert_layout import kernel_layout
 from fmoe_ray.engine.offloaded_experts import device_arena
+from fmoe_ray.engine.shard_group import ALONE, ShardGroup
 from fmoe_ray.errors import UnsupportedModelError
 from fmoe_ray.gates import CudaGates
 from fmoe_ray.kernels import experts as kernels
@@ -38,7 +39,13 @@ class GraphGate:
 class SlotExperts:
     """Experts backend over slots on a GPU; one step at a time, on one thread."""
 
-    def __init__(self, loaded: LoadedModel, offloader: Offloader, tap: RouterTap) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        offloader: Offloader,
+        tap: RouterTap,
+        group: ShardGroup = ALONE,
+    ) -> None:
         """Raises UnsupportedModelError for experts that the kernels cannot compute."""
         modules = list(loaded.experts.values())
         layout = kernel_layout(loaded.layout, modules[0], offloader.slot_stride_bytes)
@@ -50,6 +57,7 @@ class SlotExperts:
         self._layout = layout
         self._offloader = offloader
         self._tap = tap
+        self._group = group
         self._rule = loaded.gates.rule
         self._routers = loaded.gates.routers
         self._num_experts = loaded.num_experts
@@ -68,6 +76,10 @@ class SlotExperts:
         self._replay_step_LRK: torch.Tensor | None = None
         for layer, module in enumerate(modules):
             module._fmoe_expert_layer = torch.tensor(layer)
+
+    @property
+    def gate_rule(self) -> str:
+        return self._rule.name
 
     def close(self) -> None:
         """Lets go of the slots' memory."""
@@ -118,7 +130,7 @@ class SlotExperts:
         nothing = hidden_TH.new_empty(0)
         scores_TJ = nothing if gate is None else gate[2]
         router_input = nothing if gate is None or len(gate[1]) != 1 else gate[1][0]
-        weighted_TKH = torch.ops.fmoe.experts(
+        weighted_TKH: torch.Tensor = torch.ops.fmoe.experts(
             hidden_TH, index_TK, weights_TK, scores_TJ, router_input, module._fmoe_expert_layer
         )
         return weighted_TKH.sum(1).to(hidden_TH.dtype)
@@ -191,6 +203,9 @@ class SlotExperts:
             ids_TK[num_tokens:] = self._num_experts
         chosen_TK = ids_TK[:num_tokens].cpu().numpy()  # waits: the previous layer is computed
         self._offloader.request(layer, chosen_TK, self._row_of_token_T)
+        # Published before the wait, so that prefetches it leads to move while the layer computes.
+        if self._offloader.wants_gates:
+            self._publish(layer, chosen_TK, scores_TJ, speculative_TJ)
         needs_waves = len(np.unique(chosen_TK)) > self._offloader.num_slots
         while delivered := self._offloader.wait():
             self._wave_J.fill_(-1)
@@ -203,8 +218,7 @@ class SlotExperts:
             if needs_waves:
                 torch.cuda.current_stream().synchronize()
                 self._offloader.release([expert for expert, _ in delivered])
-        if self._offloader.wants_gates:
-            self._publish(layer, chosen_TK, scores_TJ, speculative_TJ)
+        self._group.add_up(out_TKH)
 
     def _speculate(self, router_input: torch.Tensor, layer: int) -> torch.Tensor | None:
         following = self._routers[layer + 1] if layer + 1 < len(self._routers) else None

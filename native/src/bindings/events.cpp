@@ -71,7 +71,7 @@ void bind_context(nb::module_& m) {
                 return rows_of(own.embeddings, static_cast<int>(own.requests.size()),
                                own.embedding_size);
             },
-            "[R, h], or None.");
+            nb::rv_policy::move, "[R, h], or None.");
 }
 
 void init_gate(OwnGate* self, int layer, const In<float>& probs,
@@ -94,22 +94,24 @@ void bind_gate(nb::module_& m) {
         .def("__init__", &init_gate, "layer"_a, "probs"_a, "chosen"_a = nb::none(),
              "speculative"_a = nb::none())
         .def_ro("layer", &OwnGate::layer)
-        .def_prop_ro("probs",
-                     [](const OwnGate& own) {
-                         return to_numpy(std::vector<float>(own.probs),
-                                         {static_cast<std::size_t>(own.num_rows),
-                                          static_cast<std::size_t>(own.num_experts)});
-                     })
+        .def_prop_ro(
+            "probs",
+            [](const OwnGate& own) {
+                return to_numpy(std::vector<float>(own.probs),
+                                {static_cast<std::size_t>(own.num_rows),
+                                 static_cast<std::size_t>(own.num_experts)});
+            },
+            nb::rv_policy::move)
         .def_prop_ro(
             "chosen",
             [](const OwnGate& own) { return rows_of(own.chosen, own.num_rows, own.num_experts); },
-            "1 where a token of the row chose the expert, or None.")
+            nb::rv_policy::move, "1 where a token of the row chose the expert, or None.")
         .def_prop_ro(
             "speculative",
             [](const OwnGate& own) {
                 return rows_of(own.speculative, own.num_rows, own.num_experts);
             },
-            "Gate layer + 1 on this layer's hidden state, or None.");
+            nb::rv_policy::move, "Gate layer + 1 on this layer's hidden state, or None.");
 }
 
 void bind_planner_events(nb::module_& m) {
@@ -184,19 +186,24 @@ void bind_prediction(nb::module_& m) {
         .def_ro("first_layer", &Prediction::first_layer)
         .def_ro("num_layers", &Prediction::num_layers)
         .def_ro("num_rows", &Prediction::num_rows)
-        .def_prop_ro("p",
-                     [](const Prediction& made) {
-                         const std::size_t blocks = made.score.size();
-                         return to_numpy(std::vector<float>(made.p),
-                                         {static_cast<std::size_t>(made.num_rows),
-                                          static_cast<std::size_t>(made.num_layers),
-                                          blocks == 0 ? 0 : made.p.size() / blocks});
-                     })
-        .def_prop_ro("score", [](const Prediction& made) {
-            return to_numpy(std::vector<float>(made.score),
-                            {static_cast<std::size_t>(made.num_rows),
-                             static_cast<std::size_t>(made.num_layers)});
-        });
+        .def_prop_ro(
+            "p",
+            [](const Prediction& made) {
+                const std::size_t blocks = made.score.size();
+                return to_numpy(std::vector<float>(made.p),
+                                {static_cast<std::size_t>(made.num_rows),
+                                 static_cast<std::size_t>(made.num_layers),
+                                 blocks == 0 ? 0 : made.p.size() / blocks});
+            },
+            nb::rv_policy::move)
+        .def_prop_ro(
+            "score",
+            [](const Prediction& made) {
+                return to_numpy(std::vector<float>(made.score),
+                                {static_cast<std::size_t>(made.num_rows),
+                                 static_cast<std::size_t>(made.num_layers)});
+            },
+            nb::rv_policy::move);
 }
 
 }  // namespace

@@ -74,7 +74,8 @@ void bind_planner(nb::module_& m) {
     bind_cache(m);
     bind_command(m);
     nb::class_<Planner>(m, "Planner", "Wrapped by fmoe_ray.policy.planner.")
-        .def("__init__", &init_planner, "geometry"_a, "num_slots"_a, "parts"_a, "prefetch_depth"_a)
+        .def("__init__", &init_planner, "geometry"_a, "num_slots"_a, "policy"_a, "prefetch_depth"_a,
+             nb::keep_alive<1, 4>())
         .def_prop_ro("cache", &Planner::cache, nb::rv_policy::reference_internal)
         .def_prop_ro("counters", [](const Planner& p) { return p.counters(); })
         .def(

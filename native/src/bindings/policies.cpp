@@ -103,6 +103,10 @@ public:
         const nb::gil_scoped_acquire acquire;
         return ask_python<bool, Predictor>(*this, "is_synchronous");
     }
+    bool wants_speculative() const override {
+        const nb::gil_scoped_acquire acquire;
+        return ask_python<bool, Predictor>(*this, "wants_speculative");
+    }
 
 private:
     template <class... Args>
@@ -196,6 +200,12 @@ void bind_predictor(nb::module_& m) {
                 return !is_python(predictor) && predictor.is_synchronous();
             },
             "True: inference waits for the prediction.")
+        .def(
+            "wants_speculative",
+            [](const Predictor& predictor) {
+                return !is_python(predictor) && predictor.wants_speculative();
+            },
+            "True: it reads the speculative gate, which is computed for it alone.")
         .def("store", &Predictor::store, nb::rv_policy::reference_internal,
              nb::sig("def store(self) -> MapStore | None"),
              "The native MapStore that it learns into.");

@@ -103,6 +103,8 @@ void bind_result(nb::module_& m) {
         .def_ro("time", &SimulationResult::time)
         .def_ro("compute", &SimulationResult::compute)
         .def_ro("stall", &SimulationResult::stall)
+        .def_ro("decode_tokens", &SimulationResult::decode_tokens)
+        .def_ro("decode_time", &SimulationResult::decode_time)
         .def_prop_ro("hits", [](const SimulationResult& r) { return r.counters.hits; })
         .def_prop_ro("late", [](const SimulationResult& r) { return r.counters.late; })
         .def_prop_ro("misses", [](const SimulationResult& r) { return r.counters.misses; })

@@ -95,8 +95,9 @@ void PrefetchPolicy::predict_layer(const Prediction& prediction, int layer,
     }
 }
 
-void PrefetchPolicy::copy_done(int expert, const ExpertCache&, Instructions&) {
-    eviction_->loaded(expert);
+// What a gate asked for was counted as used then.
+void PrefetchPolicy::copy_done(int expert, const ExpertCache& cache, Instructions&) {
+    if (cache.is_unused_prefetch(expert)) eviction_->loaded(expert);
 }
 
 void PrefetchPolicy::iteration_ended(const ExpertCache&, Instructions&) {

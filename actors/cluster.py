@@ -1,0 +1,61 @@
+"""Whether the cluster and its nodes can hold a replica: found out before anything is placed."""
+
+import asyncio
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from fmoe_ray.actors.resources import shard_resources
+from fmoe_ray.config import Settings
+from fmoe_ray.engine.backend import Backend
+from fmoe_ray.errors import CapacityError, FmoeError
+
+
+def check_cluster(settings: Settings, backend: Backend) -> None:
+    """A placement group that no node can hold would wait for ever, and say nothing.
+
+    Raises CapacityError, or what `backend.check` raises if this is the only node.
+    """
+    if settings.model.device != "cuda" or settings.shards.wait_for_nodes:
+        return
+    num_gpus = [node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]]
+    is_packed = settings.shards.placement == "STRICT_PACK"
+    found = max(num_gpus, default=0) if is_packed else sum(num_gpus)
+    if found >= settings.shards.num_shards:
+        return
+    if len(num_gpus) == 1:
+        backend.check(settings)  # knows what else is missing
+    where = "one node" if is_packed else "the cluster"
+    raise CapacityError(
+        f"{settings.shards.num_shards} GPUs are needed on {where}, {found:.0f} are there; start "
+        "Ray where they are, set model.device: cpu, or set shards.wait_for_nodes: true if the "
+        "cluster adds nodes by itself"
+    )
+
+
+async def check_node(settings: Settings, backend: Backend, group: PlacementGroup) -> None:
+    """Checks the node of the first shard, and its GPU as the shard will see it.
+
+    Raises what `backend.check` raises.
+    """
+    if settings.model.device != "cuda":
+        await asyncio.to_thread(backend.check, settings)
+        return
+    # In a process of its own: a look at a GPU creates a CUDA context that stays with the process.
+    check = _check.options(
+        **shard_resources(settings),
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
+    )
+    try:
+        await check.remote(settings, backend)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause if isinstance(error.cause, FmoeError) else error from None
+
+
+def _check_here(settings: Settings, backend: Backend) -> None:
+    backend.check(settings)
+
+
+_check: Any = ray.remote(max_retries=0, max_calls=1)(_check_here)

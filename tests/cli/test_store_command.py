@@ -1,0 +1,71 @@
+"""`fmoe store` and `fmoe bench matcher` from the command line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from typer.testing import CliRunner
+
+from fmoe_ray.cli.app import app
+from fmoe_ray.errors import FingerprintError
+from fmoe_ray.maps import MapStore
+
+run = CliRunner()
+
+
+def write_store(path: Path, *, num_maps: int, seed: int, fingerprint: str = "m") -> MapStore:
+    store = MapStore(
+        num_layers=2, num_experts=4, top_k=1, capacity=num_maps, fingerprint=fingerprint
+    )
+    rng = np.random.default_rng(seed)
+    store.insert(rng.dirichlet(np.ones(4), size=(num_maps, 2)).astype(np.float32))
+    store.save(path)
+    return store
+
+
+def test_info_prints_the_header_of_each_file(tmp_path: Path) -> None:
+    write_store(tmp_path / "a", num_maps=3, seed=0)
+    result = run.invoke(app, ["store", "info", str(tmp_path / "a")])
+    assert result.exit_code == 0
+    assert "capacity: 3" in result.output and "fingerprint: m" in result.output
+
+
+def test_merge_joins_files_into_the_largest_capacity(tmp_path: Path) -> None:
+    write_store(tmp_path / "a", num_maps=3, seed=0)
+    write_store(tmp_path / "b", num_maps=5, seed=1)
+    files = [str(tmp_path / name) for name in ("a", "b")]
+    result = run.invoke(app, ["store", "merge", *files, "-o", str(tmp_path / "ab")])
+    assert result.exit_code == 0, result.output
+    assert len(MapStore.load(tmp_path / "ab")) == 5
+    result = run.invoke(
+        app, ["store", "merge", *files, "-o", str(tmp_path / "ab"), "--capacity", "20"]
+    )
+    assert result.exit_code == 0 and "8 maps of 2 files" in result.output
+
+
+def test_merge_refuses_files_of_two_models(tmp_path: Path) -> None:
+    write_store(tmp_path / "a", num_maps=3, seed=0)
+    write_store(tmp_path / "b", num_maps=3, seed=0, fingerprint="n")
+    result = run.invoke(
+        app,
+        ["store", "merge", str(tmp_path / "a"), str(tmp_path / "b"), "-o", str(tmp_path / "ab")],
+    )
+    assert isinstance(result.exception, FingerprintError)
+    assert not (tmp_path / "ab").exists()
+
+
+def test_prune_keeps_so_many_maps(tmp_path: Path) -> None:
+    write_store(tmp_path / "a", num_maps=9, seed=0)
+    result = run.invoke(app, ["store", "prune", str(tmp_path / "a"), "--capacity", "4"])
+    assert result.exit_code == 0, result.output
+    pruned = MapStore.load(tmp_path / "a")
+    assert (len(pruned), pruned.capacity) == (4, 4)
+
+
+def test_bench_matcher_reports_the_search_and_the_memory() -> None:
+    result = run.invoke(app, ["bench", "matcher", "--json", "--iterations", "2"])
+    report = json.loads(result.output)
+    for timing in report["timings"]:
+        assert timing["speedup"] >= 20
+    for row in report["memory"]:
+        assert row["num_maps"] == 32_000 and row["map_bytes"] < 200e6

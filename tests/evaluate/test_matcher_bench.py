@@ -1,0 +1,8 @@
+"""The matcher's bench at a small size: the law is a ratio within one run."""
+
+from fmoe_ray.evaluate.matcher_bench import MatcherCase, bench_matcher
+
+
+def test_the_incremental_search_is_at_least_20_times_faster_than_a_full_recomputation() -> None:
+    timing = bench_matcher(MatcherCase(capacity=4_000, num_columns=8), iterations=2)
+    assert timing.speedup >= 20

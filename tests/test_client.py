@@ -1,0 +1,141 @@
+"""Both clients against a real server over the stub: answers, streams, errors."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from fmoe_ray.api.stub_server import stub_server
+from fmoe_ray.client import AsyncClient, Client
+from fmoe_ray.engine.messages import StepPlan, StepResult
+from fmoe_ray.engine.stub_runner import StubRunner
+from fmoe_ray.errors import (
+    InvalidRequestError,
+    ModelNotFoundError,
+    ShardLostError,
+    UnavailableError,
+)
+
+HELLO = [{"role": "user", "content": "hi"}]
+ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with stub_server() as url:
+        yield url
+
+
+def test_an_answer_has_text_reason_and_expert_statistics(url: str) -> None:
+    with Client(url) as client:
+        answer = client.chat(HELLO, temperature=0)
+        assert (answer.text, answer.finish_reason) == (ALPHABET, "stop")
+        assert answer.usage["fmoe"]["misses"] == 9 + 26
+        assert client.complete("v", temperature=0, max_tokens=2).text == "wx"
+        assert client.models() == ["tiny"]
+
+
+def test_a_stream_adds_up_to_the_answer_and_ends_with_its_cost(url: str) -> None:
+    with Client(url) as client:
+        pieces = list(client.chat(HELLO, stream=True, temperature=0))
+        assert "".join(piece.text for piece in pieces) == ALPHABET
+        assert [p.finish_reason for p in pieces if p.finish_reason] == ["stop"]
+        assert pieces[-1].usage is not None and pieces[-1].usage["completion_tokens"] == 27
+        pieces = list(client.complete([ord("x")], stream=True, temperature=0))
+        assert "".join(piece.text for piece in pieces) == "yz"
+
+
+def test_the_async_client_says_the_same(url: str) -> None:
+    async def run() -> None:
+        async with AsyncClient(url) as client:
+            assert (await client.chat(HELLO, temperature=0)).text == ALPHABET
+            pieces = [p async for p in await client.complete("x", stream=True, temperature=0)]
+            assert "".join(piece.text for piece in pieces) == "yz"
+            with pytest.raises(InvalidRequestError):
+                await client.chat([])
+
+    asyncio.run(run())
+
+
+def test_closing_a_stream_cancels_the_request(url: str) -> None:
+    with Client(url) as client:
+        stream = client.chat(HELLO, stream=True, ignore_eos=True)
+        next(stream)
+        stream.close()  # type: ignore[attr-defined]
+    for _ in range(200):
+        if httpx.get(f"{url}/health").json()["num_running"] == 0:
+            return
+    raise AssertionError("the request still runs")
+
+
+def test_errors_of_the_server_are_those_of_the_package(url: str) -> None:
+    with Client(url) as client:
+        with pytest.raises(InvalidRequestError, match="max_tokens") as caught:
+            client.chat(HELLO, max_tokens=-1)
+        assert (caught.value.param, caught.value.status) == ("max_tokens", 400)
+        with pytest.raises(InvalidRequestError, match="temperature"):
+            list(client.chat(HELLO, stream=True, temperature=9))
+    with Client(url, model="other") as client, pytest.raises(ModelNotFoundError, match="'tiny'"):
+        client.chat(HELLO)
+
+
+def test_nobody_there_is_an_unavailable_server() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with Client(f"http://127.0.0.1:{port}") as client:
+        with pytest.raises(UnavailableError, match="connection failed"):
+            client.chat(HELLO)
+
+
+def test_an_error_event_in_a_stream_raises() -> None:
+    class Dying(StubRunner):
+        async def step(self, plan: StepPlan) -> StepResult:
+            if plan.step == 3:
+                raise ShardLostError("shard 0 died")
+            return await super().step(plan)
+
+    with stub_server(Dying()) as url, Client(url) as client:
+        text = ""
+        with pytest.raises(UnavailableError, match="shard 0 died"):
+            for piece in client.complete("a", stream=True, temperature=0):
+                text += piece.text
+        assert "bc".startswith(text)
+
+
+@contextmanager
+def server_that_says(answer: bytes) -> Iterator[str]:
+    """Sends `answer` to one connection and hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join(10)
+
+
+def test_a_stream_without_its_end_raises() -> None:
+    event = b'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n'
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+    with server_that_says(head + event) as url, Client(url, model="tiny") as client:
+        pieces = client.complete("a", stream=True)
+        assert next(pieces).text == "a"
+        with pytest.raises(UnavailableError, match="broke off"):
+            next(pieces)
+
+
+def test_a_proxys_own_words_are_kept() -> None:
+    answer = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 4\r\n\r\nbusy"
+    with server_that_says(answer) as url, Client(url, model="tiny") as client:
+        with pytest.raises(UnavailableError, match="busy"):
+            client.complete("a")
