@@ -104,7 +104,7 @@ def make_model(
     if shape not in SHAPES:
         raise ConfigError(f"unknown shape {shape!r}; one of {', '.join(SHAPES)}")
     family, sizes = SHAPES[shape]
-    config = AutoConfig.for_model(family, **_COMMON, **sizes, **(overrides or {}))
+    config = AutoConfig.for_model(family, **{**_COMMON, **sizes, **(overrides or {})})
     architecture = architecture_of(config, dtype)
     torch.manual_seed(0)
     initialise_dense(architecture, device, dtype)

@@ -1,12 +1,23 @@
+from importlib.util import find_spec
+
 import pytest
 import torch
 
-triton = pytest.importorskip("triton")
+collect_ignore = []
+if find_spec("triton") is None:  # a machine without a GPU need not have it
+    collect_ignore = [
+        "test_attention.py",
+        "test_experts.py",
+        "test_linear.py",
+        "test_routing.py",
+    ]
 
 
 @pytest.fixture
 def device() -> str:
     """The GPU, or Triton's interpreter where `TRITON_INTERPRET=1` is set."""
+    import triton
+
     if torch.cuda.is_available():
         return "cuda"
     if not triton.knobs.runtime.interpret:
