@@ -90,7 +90,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 _SPREAD = 0.02
-_PATTERN = 1 << 25
+_PATTERN = 1 << 20
 """Random numbers drawn; blobs are stretches of them that begin at different places."""
 
 

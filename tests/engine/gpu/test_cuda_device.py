@@ -50,7 +50,7 @@ def test_every_delivered_slot_holds_its_expert() -> None:
 def run_graph(gates: CudaGates, table: torch.Tensor, arena: torch.Tensor) -> torch.Tensor:
     """First bytes of what the table names for each layer's expert choices, read in the graph."""
     seen = torch.zeros(3, 6, dtype=torch.uint8, device="cuda")
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         for layer in range(3):
