@@ -273,6 +273,9 @@ class Prediction:
     def p(self) -> NDArray[numpy.float32]: ...
 
     @property
+    def later(self) -> NDArray[numpy.float32]: ...
+
+    @property
     def score(self) -> NDArray[numpy.float32]: ...
 
 class Policy:
@@ -324,6 +327,11 @@ class Predictor:
 
     def wants_speculative(self) -> bool:
         """True: it reads the speculative gate, which is computed for it alone."""
+
+    def clone(self) -> Predictor | None:
+        """
+        One that has learnt the same and goes its own way from here; None where it cannot be copied.
+        """
 
     def store(self) -> MapStore | None:
         """The native MapStore that it learns into."""
@@ -502,10 +510,19 @@ class IterationStats:
 class Offloader:
     """Planner, transfers and predictor of one device."""
 
-    def __init__(self, store: HostStore, geometry: Geometry, *, num_slots: int, policy: str, eviction: str, prefetch_distance: int, store_capacity: int, embedding_size: int, chunk_bytes: int, prefetch_depth: int, link_gbps: float | None, timeout_s: float, shard: int, num_shards: int, own_policy: Policy | None, own_predictor: Predictor | None) -> None: ...
+    def __init__(self, store: HostStore, geometry: Geometry, *, num_slots: int, policy: str, eviction: str, prefetch_distance: int, store_capacity: int, embedding_size: int, chunk_bytes: int, prefetch_depth: int, link_gbps: float | None, timeout_s: float, shard: int, num_shards: int, own_policy: Policy | None, own_predictor: Predictor | None, cuda_device: int | None) -> None: ...
 
     @property
     def arena(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None, None))]: ...
+
+    @property
+    def arena_address(self) -> int: ...
+
+    @property
+    def num_slots(self) -> int: ...
+
+    @property
+    def slot_stride_bytes(self) -> int: ...
 
     @property
     def map_store(self) -> MapStore | None: ...
@@ -541,6 +558,25 @@ class Offloader:
     def counters(self) -> OffloaderCounters: ...
 
     def check_integrity(self) -> None: ...
+
+    def close(self) -> None: ...
+
+class CudaGates:
+    """Answers the gates of a step that runs as one graph."""
+
+    def __init__(self, offloader: Offloader, geometry: Geometry, *, max_rows: int, device: int, table: int, timeout_s: float) -> None: ...
+
+    def chosen_address(self, layer: int) -> int:
+        """int32 [max_rows, K]"""
+
+    def probs_address(self, layer: int) -> int:
+        """float32 [max_rows, J]"""
+
+    def enqueue(self, layer: int, stream: int) -> None: ...
+
+    def begin_step(self, num_rows: int) -> None: ...
+
+    def end_step(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -739,6 +775,12 @@ class Simulator:
     def warm_up(self, sequences: Sequence[tuple[int, int]]) -> None: ...
 
     def run(self, sequences: Sequence[tuple[int, int]]) -> None: ...
+
+    @property
+    def can_clone_predictor(self) -> bool: ...
+
+    def clone_predictor(self) -> Predictor | None:
+        """As the predictor is now; None unless can_clone_predictor."""
 
     def result(self) -> SimulationResult: ...
 

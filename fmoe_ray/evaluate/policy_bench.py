@@ -57,6 +57,8 @@ class PolicyResult:
     ttft_ms: float
     """Mean time of a prompt's step."""
     prefill_hit_rate: float
+    prefetched_bytes: float
+    """Per token."""
     num_tokens: int
     tokens_sha256: str
     """Of all tokens of all answers."""
@@ -150,6 +152,7 @@ def _result(policy: str, answers: Sequence[Answer]) -> PolicyResult:
         tpot_ms=sum(step.seconds for step in decode) / len(decode) * 1e3,
         ttft_ms=sum(step.seconds for step in prefill) / len(prefill) * 1e3,
         prefill_hit_rate=_hit_rate(prefill),
+        prefetched_bytes=sum(step.bytes_prefetched for step in decode) / len(decode),
         num_tokens=sum(len(answer.tokens) for answer in answers),
         tokens_sha256=hashlib.sha256(tokens.encode()).hexdigest(),
     )

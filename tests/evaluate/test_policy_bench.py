@@ -68,6 +68,7 @@ def test_policies_that_answer_differently_are_named() -> None:
             tpot_ms=2.0,
             ttft_ms=3.0,
             prefill_hit_rate=0.5,
+            prefetched_bytes=0.0,
             num_tokens=1,
             tokens_sha256=sha,
         )
