@@ -14,6 +14,7 @@ from fmoe_ray.actors.cluster import check_node
 from fmoe_ray.actors.gang import ShardGang
 from fmoe_ray.actors.handle_calls import HandleCalls
 from fmoe_ray.actors.metrics import RayObserver
+from fmoe_ray.actors.residency import ResidencyObserver
 from fmoe_ray.api.app import create_app
 from fmoe_ray.api.metrics import PrometheusObserver
 from fmoe_ray.api.service import Service
@@ -46,11 +47,16 @@ class Replica(HandleCalls):
         )
         self._channel = channel
         metrics = PrometheusObserver()
+        self._residency = ResidencyObserver()
         self._engine = Engine(
             channel,
             tokenizer,
             settings.engine,
-            observers=(metrics, RayObserver(settings.model.name, channel.info)),
+            observers=(
+                metrics,
+                RayObserver(settings.model.name, channel.info),
+                self._residency,
+            ),
         )
         self._service = Service(
             engine=self._engine,
@@ -72,6 +78,10 @@ class Replica(HandleCalls):
     def check_health(self) -> None:
         """Called by Serve. Cheap, and about progress: a busy engine is healthy, a stuck one not."""
         self._engine.check_health()
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """Called by Serve, for `actors.router`."""
+        return self._residency.stats()
 
     def environment(self) -> dict[str, str]:
         """What this process sees of the machine."""

@@ -41,6 +41,18 @@ class NamedMaps:
         return type(self)(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
 
     @classmethod
+    def none(cls) -> Self:
+        """No maps, of no shape: stores take them all the same."""
+        return cls(
+            names=np.zeros(0, np.uint64),
+            predecessors=np.zeros(0, np.uint64),
+            probs=np.zeros((0, 0, 0), np.float16),
+            embeddings=np.zeros((0, 0), np.float16),
+            chosen=np.zeros((0, 0, 0), np.bool_),
+            token_ids=np.zeros(0, np.int32),
+        )
+
+    @classmethod
     def concatenate(cls, parts: Sequence[Self]) -> Self:
         """Of one part or more."""
         return cls(
