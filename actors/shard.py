@@ -7,6 +7,7 @@ import socket
 import ray
 
 from fmoe_ray.actors.channel import Address, serve_shard
+from fmoe_ray.actors.map_link import shard_settings, sharing_maps
 from fmoe_ray.config import Settings
 from fmoe_ray.engine.backend import Backend
 from fmoe_ray.engine.seat import Seat
@@ -47,10 +48,11 @@ class ExpertShard:
         )
         # Loading blocks for minutes; the actor's loop has to answer Ray meanwhile.
         runner = await asyncio.to_thread(
-            self._backend.load_runner, self._settings, progress=None, seat=seat
+            self._backend.load_runner, shard_settings(self._settings), progress=None, seat=seat
         )
         try:
-            await serve_shard(self._address, self._token, self._rank, runner.info, runner.step)
+            async with sharing_maps(self._settings, runner, self._rank):
+                await serve_shard(self._address, self._token, self._rank, runner.info, runner.step)
         finally:
             await runner.close()
 

@@ -22,6 +22,7 @@ from fmoe_ray.errors import ConfigError
 from fmoe_ray.models.experts import Dispatch
 from fmoe_ray.models.loader import LoadedModel
 from fmoe_ray.models.router import RouterTap, mean_by_row
+from fmoe_ray.policy import PolicyParts
 
 
 class OffloadedExperts:
@@ -74,12 +75,7 @@ class OffloadedExperts:
         """Batches of experts are computed in order of arrival; the sum does not depend on it."""
         chosen_TK = index_TK.to(torch.int32).numpy()
         self._offloader.request(layer, chosen_TK, self._row_of_token_T)
-        mine = own_experts_of_layer(self._group, layer, self._num_experts)
-        dispatch = Dispatch(hidden_TH, index_TK, self._num_experts, mine)
-        while delivered := self._offloader.wait():
-            for expert, slot in delivered:
-                dispatch.compute(module, expert, self._slots[slot])
-            self._offloader.release([expert for expert, _ in delivered])
+        # Published before the wait, so that prefetches it leads to move while the layer computes.
         if self._publishes or self._recorder is not None:
             chosen_TJ = self._chosen(index_TK)
             probs_TJ, speculative_TJ = self._gates(layer, chosen_TJ)
@@ -87,6 +83,12 @@ class OffloadedExperts:
                 self._publish(layer, chosen_TJ, probs_TJ, speculative_TJ)
             if self._recorder is not None:
                 self._recorder.add_layer(index_TK, weights_TK, probs_TJ, speculative_TJ)
+        mine = own_experts_of_layer(self._group, layer, self._num_experts)
+        dispatch = Dispatch(hidden_TH, index_TK, self._num_experts, mine)
+        while delivered := self._offloader.wait():
+            for expert, slot in delivered:
+                dispatch.compute(module, expert, self._slots[slot])
+            self._offloader.release([expert for expert, _ in delivered])
         self._group.add_up(dispatch.outputs)
         return dispatch.combine(weights_TK)
 
@@ -131,9 +133,13 @@ class OffloadedExperts:
 
 
 def open_offloader(
-    loaded: LoadedModel, settings: OffloadSettings, group: ShardGroup = ALONE
+    loaded: LoadedModel,
+    settings: OffloadSettings,
+    group: ShardGroup = ALONE,
+    policy_parts: PolicyParts | None = None,
 ) -> Offloader:
-    """Slots for the budget, served from the model's host store by the policy of the settings.
+    """Slots for the budget, served from the model's host store by the policy of the settings, or by
+    the given one.
 
     Budget and slots are those of this shard, for its own experts. Raises ConfigError for more
     shards than experts, a budget below top_k experts or an unknown policy, CapacityError.
@@ -165,4 +171,6 @@ def open_offloader(
         timeout_s=settings.transfer_timeout_s,
         shard=group.rank,
         num_shards=group.size,
+        policy_object=None if policy_parts is None else policy_parts.policy,
+        predictor_object=None if policy_parts is None else policy_parts.predictor,
     )
