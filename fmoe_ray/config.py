@@ -184,6 +184,8 @@ class EngineSettings(_Section):
     """A request that takes longer ends with an error."""
     step_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     """A replica whose step gives no result for this long is replaced."""
+    cuda_graphs: bool = True
+    """GPU only: decode steps run as one CUDA graph each; off, the same kernels one by one."""
     num_threads: Annotated[int, Field(ge=1)] | None = None
     """CPU threads for the dense computation; torch's own choice if not given."""
 

@@ -56,6 +56,18 @@ class KVCache:
         self._masks: dict[tuple[Span, int | None], torch.Tensor] = {}
         self.spans: list[Span] = []
 
+    @property
+    def max_context(self) -> int:
+        return self._max_context
+
+    def is_read_in_place(self) -> bool:
+        """Every layer attends to exactly what it stored; known after the first step."""
+        return self._in_place == set(self._regions)
+
+    def regions(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of all slots, [S, A, M, D] each."""
+        return self._regions[layer_idx]
+
     def begin_step(self, rows: Sequence[Row], device: torch.device) -> torch.Tensor:
         """Where this step's tokens go; returns their positions, int64 [T]."""
         self.spans = []

@@ -23,6 +23,10 @@ class PackedModel:
         self._embed = model.get_input_embeddings()
         bind_attention(model, self._cache)
 
+    @property
+    def cache(self) -> KVCache:
+        return self._cache
+
     def token_ids(self, rows: Sequence[Row]) -> torch.Tensor:
         """int64 [T]: the rows' tokens one after the other."""
         return torch.tensor([token for row in rows for token in row.tokens], device=self._device)

@@ -13,6 +13,7 @@ import torch
 
 from fmoe_ray.cache import CacheCounters, HostStore, IterationStats, Offloader
 from fmoe_ray.config import Settings
+from fmoe_ray.engine.gpu.assemble import GpuParts, assemble_gpu, free_bytes, prepare_process
 from fmoe_ray.engine.learned_maps import LearnedMaps
 from fmoe_ray.engine.messages import (
     ExpertCounts,
@@ -23,7 +24,7 @@ from fmoe_ray.engine.messages import (
     StepResult,
     StepStats,
 )
-from fmoe_ray.engine.offloaded_experts import OffloadedExperts, open_offloader
+from fmoe_ray.engine.offloaded_experts import OffloadedExperts, StepExperts, open_offloader
 from fmoe_ray.engine.packed_model import PackedModel
 from fmoe_ray.engine.pooling import Pooling, pool_rows
 from fmoe_ray.engine.process_group import open_group
@@ -34,7 +35,7 @@ from fmoe_ray.engine.shard_group import ALONE, ShardGroup
 from fmoe_ray.engine.step_recorder import StepRecorder
 from fmoe_ray.errors import ConfigError, EngineError
 from fmoe_ray.models.device import choose_device, choose_dtype
-from fmoe_ray.models.experts import bind_experts
+from fmoe_ray.models.experts import NoExperts, bind_experts
 from fmoe_ray.models.loader import LoadedModel, load_model
 from fmoe_ray.models.router import RouterTap
 from fmoe_ray.models.weights import Progress
@@ -72,7 +73,8 @@ class StepRunner:
         self,
         *,
         model: PackedModel,
-        experts: OffloadedExperts,
+        experts: StepExperts,
+        gpu: GpuParts | None,
         offloader: Offloader,
         store: HostStore,
         recorder: StepRecorder | None,
@@ -84,6 +86,7 @@ class StepRunner:
     ) -> None:
         self._model = model
         self._experts = experts
+        self._gpu = gpu
         self._offloader = offloader
         self._store = store
         self._recorder = recorder
@@ -119,6 +122,7 @@ class StepRunner:
         CapacityError, EngineError if the shards do not meet.
         """
         _use_threads(settings.engine.num_threads)
+        prepare_process()
         device = choose_device(settings.model.device)
         group = open_group(
             seat,
@@ -150,15 +154,18 @@ class StepRunner:
     ) -> "StepRunner":
         """A runner of a loaded model, which it owns from now on, as `group`. Raises as `load`."""
         device = loaded.device
+        is_cuda = device.type == "cuda"
         max_context = _max_context(settings, loaded)
         model = PackedModel(
             loaded.model,
-            num_slots=settings.engine.max_batch_size,
+            num_slots=settings.engine.max_batch_size + is_cuda,  # one for rows that pad
             max_context=max_context,
             device=device,
         )
+        bind_experts(loaded.experts.values(), NoExperts())
         model.warm_up()
-        offloader = open_offloader(loaded, settings.offload, group, policy_parts)
+        free = free_bytes(loaded, settings.engine.max_prefill_tokens) if is_cuda else None
+        offloader = open_offloader(loaded, settings.offload, group, policy_parts, free)
         tap = RouterTap(loaded.model)
         recorder = None
         if settings.offload.record_path is not None and group.rank == 0:
@@ -169,11 +176,18 @@ class StepRunner:
             fingerprint=loaded.fingerprint,
             is_saved=group.rank == 0,
         )
-        experts = OffloadedExperts(loaded, offloader, tap, recorder, group)
+        experts: StepExperts
+        gpu = None
+        if is_cuda:
+            gpu = assemble_gpu(loaded, model, offloader, tap, recorder, group, settings)
+            experts = gpu.experts
+        else:
+            experts = OffloadedExperts(loaded, offloader, tap, recorder, group)
         bind_experts(loaded.experts.values(), experts)
         return cls(
             model=model,
             experts=experts,
+            gpu=gpu,
             offloader=offloader,
             store=loaded.store,
             recorder=recorder,
@@ -188,7 +202,7 @@ class StepRunner:
                 num_experts=loaded.num_experts,
                 top_k=loaded.top_k,
                 expert_bytes=loaded.layout.blob_bytes,
-                expert_slots=len(offloader.arena),
+                expert_slots=offloader.num_slots,
                 device=str(device),
                 dtype=str(loaded.dtype).removeprefix("torch."),
                 policy=settings.offload.policy,
@@ -238,11 +252,24 @@ class StepRunner:
         """Of the expert cache, since it was made."""
         return self._offloader.counters()
 
+    def replay_routing(self, ids_LTK: torch.Tensor | None) -> None:
+        """From the next step on the gates choose these experts, int [L, >= T, K], whatever they
+        think; None ends it. For measurements: raises EngineError where our own kernels do not
+        compute the experts.
+        """
+        from fmoe_ray.engine.gpu.slot_experts import SlotExperts
+
+        if not isinstance(self._experts, SlotExperts):
+            raise EngineError("routing can be replayed on a GPU only, by our own kernels")
+        self._experts.replay(ids_LTK)
+
     def check_integrity(self) -> None:
         """Raises RuntimeError where the books of the expert cache disagree. Between steps only."""
         self._offloader.check_integrity()
 
     def _release(self) -> None:
+        if self._gpu is not None:
+            self._gpu.close()
         self._experts.close()
         self._offloader.close()
         self._store.close()
@@ -296,12 +323,23 @@ class StepRunner:
             np.array([_only_token(row) for row in rows], np.int32),
             embeddings_RH.cpu().numpy(),
         )
-        self._experts.begin_step(tokens_of_row_R)
-        logits_RV = self._model.forward(rows, tokens_T)
+        logits_RV = self._forward(rows, tokens_T, tokens_of_row_R)
         iteration = self._offloader.end_iteration()
         if self._recorder is not None:
             self._recorder.end_step(rows, [phase == PREFILL for phase in phases_R], embeddings_TH)
         return logits_RV, iteration
+
+    def _forward(
+        self, rows: Sequence[Row], tokens_T: torch.Tensor, tokens_of_row_R: list[int]
+    ) -> torch.Tensor:
+        decode = None if self._gpu is None else self._gpu.decode
+        if decode is not None and decode.takes(rows):
+            return decode.forward(rows)
+        self._experts.begin_step(tokens_of_row_R)
+        if self._gpu is None:
+            return self._model.forward(rows, tokens_T)
+        with self._gpu.uncompiled():
+            return self._model.forward(rows, tokens_T)
 
     def _phase(self, row: Row) -> int:
         return DECODE if row.request_id in self._decoding else PREFILL
@@ -309,7 +347,10 @@ class StepRunner:
     def _sample(
         self, rows: Sequence[Row], logits_RV: torch.Tensor, iteration: IterationStats
     ) -> list[RowResult]:
-        is_nan_R = logits_RV.isnan().any(-1).tolist()
+        # One look at the device for all: the greatest of a row is NaN if any of it is.
+        top_R, token_R = logits_RV.max(-1)
+        is_nan_R = top_R.isnan().tolist()
+        greedy_R = token_R.tolist()
         results = []
         for number, row in enumerate(rows):
             experts = _counts(iteration, number)
@@ -321,7 +362,7 @@ class StepRunner:
             elif not row.samples:
                 results.append(RowResult(request_id=row.request_id, token=None, experts=experts))
             else:
-                drawn = self._samplers[row.request_id].draw(logits_RV[number])
+                drawn = self._samplers[row.request_id].draw(logits_RV[number], greedy_R[number])
                 results.append(
                     RowResult(
                         request_id=row.request_id,

@@ -111,6 +111,8 @@ public:
     // As try_wait, but blocks until one is computable; empty when all were delivered.
     // Throws TimeoutError, or invalid_argument where only release() could make progress.
     void wait(std::vector<Delivery>& out);
+    // As wait(), but polls: for a thread that has a core to itself and answers a GPU.
+    void poll(std::vector<Delivery>& out);
     // Experts within the layer, delivered and computed.
     void release(std::span<const int> experts);
     // [num_rows, J] each. Never waits, except for a predictor that is_synchronous().
@@ -154,6 +156,10 @@ private:
     void deliver(std::vector<Delivery>& out);
     // Nothing is on its way and every slot is pinned: only release() makes progress.
     bool needs_release() const;
+    // Under the mutex. True once wait() can return.
+    bool is_served(std::vector<Delivery>& out, Clock::time_point deadline);
+    void count_stall(double seconds);
+    void wake_waiters();
     void post(std::vector<Prediction>& predictions);
     void check_progress(Clock::time_point deadline) const;
     void collect_needed(int layer, std::span<const std::int32_t> chosen,
@@ -169,6 +175,7 @@ private:
 
     mutable std::mutex mutex_;
     std::condition_variable progress_;
+    std::atomic<std::uint64_t> num_wakes_ = 0;  // of progress_, for poll()
     Planner planner_;
     TransferEngine transfers_;
     std::string failure_;  // of a thread, empty while there is none
