@@ -20,11 +20,15 @@ from fmoe_ray.api.service import Service
 from fmoe_ray.config import Settings
 from fmoe_ray.engine.backend import Backend
 from fmoe_ray.engine.engine import Engine
+from fmoe_ray.engine.load import LoadMeter
 
 logger = logging.getLogger(__name__)
 
 LEAVE_AFTER_S = 0.5
 """Between the end of the engine and the end of the process: answers in flight get out."""
+
+SHARDS_LEAVE_S = 5.0
+"""Shards that were told to leave unlink what they hold in shared memory within this time."""
 
 
 class Replica(HandleCalls):
@@ -46,11 +50,12 @@ class Replica(HandleCalls):
         )
         self._channel = channel
         metrics = PrometheusObserver()
+        self._load = LoadMeter()
         self._engine = Engine(
             channel,
             tokenizer,
             settings.engine,
-            observers=(metrics, RayObserver(settings.model.name, channel.info)),
+            observers=(metrics, RayObserver(settings.model.name, channel.info), self._load),
         )
         self._service = Service(
             engine=self._engine,
@@ -72,6 +77,10 @@ class Replica(HandleCalls):
     def check_health(self) -> None:
         """Called by Serve. Cheap, and about progress: a busy engine is healthy, a stuck one not."""
         self._engine.check_health()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve; `actors.autoscaling.TokenLoadPolicy` reads it."""
+        return self._load.take(self._engine)
 
     def environment(self) -> dict[str, str]:
         """What this process sees of the machine."""
@@ -99,6 +108,7 @@ class Replica(HandleCalls):
             task.cancel()
         await self._engine.drain(self._settings.server.drain_timeout_s)
         await self._engine.close()
+        await self._gang.ended(SHARDS_LEAVE_S)
 
 
 ReplicaDeployment: Any = serve.deployment(name="Replica")(serve.ingress()(Replica))
