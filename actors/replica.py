@@ -14,6 +14,7 @@ from fmoe_ray.actors.cluster import check_node
 from fmoe_ray.actors.gang import ShardGang
 from fmoe_ray.actors.handle_calls import HandleCalls
 from fmoe_ray.actors.metrics import RayObserver
+from fmoe_ray.actors.residency import ResidencyObserver
 from fmoe_ray.api.app import create_app
 from fmoe_ray.api.metrics import PrometheusObserver
 from fmoe_ray.api.service import Service
@@ -51,11 +52,17 @@ class Replica(HandleCalls):
         self._channel = channel
         metrics = PrometheusObserver()
         self._load = LoadMeter()
+        self._residency = ResidencyObserver()
         self._engine = Engine(
             channel,
             tokenizer,
             settings.engine,
-            observers=(metrics, RayObserver(settings.model.name, channel.info), self._load),
+            observers=(
+                metrics,
+                RayObserver(settings.model.name, channel.info),
+                self._load,
+                self._residency,
+            ),
         )
         self._service = Service(
             engine=self._engine,
@@ -81,6 +88,10 @@ class Replica(HandleCalls):
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve; `actors.autoscaling.TokenLoadPolicy` reads it."""
         return self._load.take(self._engine)
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """Called by Serve, for `actors.router`."""
+        return self._residency.stats()
 
     def environment(self) -> dict[str, str]:
         """What this process sees of the machine."""

@@ -437,6 +437,10 @@ class Offloader:
             preemptions=counters.transfers.preemptions,
         )
 
+    def resident(self) -> npt.NDArray[np.bool_]:
+        """[L * J]: which experts lie ready in a slot."""
+        return np.asarray(self._native.resident()).astype(np.bool_)
+
     def check_integrity(self) -> None:
         """Raises EngineError where the books of cache, planner and transfers disagree."""
         self._native.check_integrity()

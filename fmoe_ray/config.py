@@ -213,12 +213,22 @@ class ServerSettings(_Section):
     """A replica that is shut down finishes what it has begun within this time."""
 
 
+class RoutingSettings(_Section):
+    by_experts: bool = False
+    """Sends a request to the replica whose resident experts fit its prompt best, where that is
+    known: for handle calls from the body, over HTTP from the header `x-fmoe-prompt`, the prompt or
+    its beginning, percent-encoded. Else to the less busy of two. Needs a policy that keeps maps."""
+    max_lead: Annotated[int, Field(ge=0)] = 4
+    """Requests by which the fitting replica may be busier than the least busy one."""
+
+
 class Settings(_Section):
     model: ModelSettings = ModelSettings()
     offload: OffloadSettings = OffloadSettings()
     engine: EngineSettings = EngineSettings()
     shards: ShardSettings = ShardSettings()
     server: ServerSettings = ServerSettings()
+    routing: RoutingSettings = RoutingSettings()
 
 
 def describe(error: ValidationError) -> str:

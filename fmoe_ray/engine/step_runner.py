@@ -44,6 +44,8 @@ from fmoe_ray.trace.format import DECODE, PREFILL
 
 logger = logging.getLogger(__name__)
 
+_TELL_RESIDENT_EVERY_S = 0.5
+
 _NO_STATS = StepStats(
     seconds=0.0,
     stall_seconds=0.0,
@@ -97,6 +99,7 @@ class StepRunner:
         self._requests: set[int] = set()
         self._samplers: dict[int, Sampler] = {}
         self._decoding: set[int] = set()
+        self._told_resident_s = -_TELL_RESIDENT_EVERY_S
         self._thread = ThreadPoolExecutor(
             max_workers=1,
             thread_name_prefix="fmoe-step",
@@ -307,9 +310,16 @@ class StepRunner:
         return StepResult(
             step=plan.step,
             rows=rows,
-            stats=_stats(iteration, time.perf_counter() - started),
+            stats=_stats(iteration, time.perf_counter() - started, self._resident_now_and_then()),
             routing_checksum=iteration.routing_checksum,
         )
+
+    def _resident_now_and_then(self) -> bytes:
+        now = time.monotonic()
+        if now - self._told_resident_s < _TELL_RESIDENT_EVERY_S:
+            return b""
+        self._told_resident_s = now
+        return np.packbits(self._offloader.resident()).tobytes()
 
     def _compute(self, rows: Sequence[Row]) -> tuple[torch.Tensor, IterationStats]:
         tokens_T = self._model.token_ids(rows)
@@ -423,8 +433,9 @@ def _use_threads(num_threads: int | None) -> None:
         torch.set_num_threads(num_threads)  # per thread: has to be said on the one that computes
 
 
-def _stats(iteration: IterationStats, seconds: float) -> StepStats:
+def _stats(iteration: IterationStats, seconds: float, resident: bytes) -> StepStats:
     return StepStats(
+        resident=resident,
         seconds=seconds,
         stall_seconds=iteration.stall_s,
         bytes_on_demand=iteration.bytes.on_demand,

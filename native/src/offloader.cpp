@@ -388,6 +388,15 @@ OffloaderCounters Offloader::counters() {
             iteration_,          contexts_.num_dropped(), score_};
 }
 
+std::vector<std::uint8_t> Offloader::resident() {
+    const std::lock_guard lock(mutex_);
+    check_usable();
+    std::vector<std::uint8_t> found;
+    for (int expert = 0; expert < options_.geometry.size(); ++expert)
+        found.push_back(planner_.cache().is_ready(expert) ? 1 : 0);
+    return found;
+}
+
 void Offloader::check_integrity() {
     const std::lock_guard lock(mutex_);
     check_usable();
