@@ -12,7 +12,7 @@ from fmoe_ray import __version__
 from fmoe_ray.api.body import describe_body, read_body
 from fmoe_ray.api.errors import add_error_handlers
 from fmoe_ray.api.jobs import Job, chat_job, completion_job
-from fmoe_ray.api.keys import KeyCheck
+from fmoe_ray.api.keys import check_key
 from fmoe_ray.api.responses import AnswerResponse
 from fmoe_ray.api.schemas import ChatCompletionRequest, CompletionRequest
 from fmoe_ray.api.service import Service
@@ -23,15 +23,15 @@ from fmoe_ray.errors import (
 )
 
 router = APIRouter()
+v1 = APIRouter(prefix="/v1", dependencies=[Depends(check_key)])
 
 
 def create_app(service: Service) -> FastAPI:
     app = FastAPI(title="fmoe_ray", version=__version__)
     app.state.service = service
     app.include_router(router)
+    app.include_router(v1)
     add_error_handlers(app)
-    if service.settings.api_keys:
-        app.add_middleware(KeyCheck, keys=service.settings.api_keys)
     return app
 
 
@@ -44,13 +44,13 @@ def _service(request: Request) -> Service:
 ServiceOf = Annotated[Service, Depends(_service)]
 
 
-@router.post("/v1/chat/completions", openapi_extra=describe_body(ChatCompletionRequest))
+@v1.post("/chat/completions", openapi_extra=describe_body(ChatCompletionRequest))
 async def create_chat_completion(request: Request, service: ServiceOf) -> Response:
     body = await read_body(request, ChatCompletionRequest)
     return await _answer(service, body.model, lambda: chat_job(body, service.engine.tokenizer))
 
 
-@router.post("/v1/completions", openapi_extra=describe_body(CompletionRequest))
+@v1.post("/completions", openapi_extra=describe_body(CompletionRequest))
 async def create_completion(request: Request, service: ServiceOf) -> Response:
     body = await read_body(request, CompletionRequest)
     return await _answer(
@@ -58,12 +58,12 @@ async def create_completion(request: Request, service: ServiceOf) -> Response:
     )
 
 
-@router.get("/v1/models")
+@v1.get("/models")
 async def list_models(service: ServiceOf) -> dict[str, Any]:
     return {"object": "list", "data": [_model_body(service)]}
 
 
-@router.get("/v1/models/{model:path}")
+@v1.get("/models/{model:path}")
 async def get_model(model: str, service: ServiceOf) -> dict[str, Any]:
     _check_model(service, model)
     return _model_body(service)
