@@ -7,7 +7,9 @@
 // EngineError.
 //
 // Order of calls in an iteration:
-//   begin_iteration, then per layer: request, (wait, release)*, publish_gate; then end_iteration.
+//   begin_iteration, then per layer: request, publish_gate, (wait, release)*; then end_iteration.
+// The gate is published before the wait, so that what is predicted from it moves while the layer
+// loads and computes.
 #pragma once
 
 #include <condition_variable>
@@ -161,6 +163,7 @@ private:
     // Written by the inference thread, under the mutex.
     Gate gate_;
     bool in_iteration_ = false;
+    bool is_queued_ = false;  // the iteration in progress reached the matcher's queue
     bool has_prefill_ = false;
     IterationStats stats_;
     TransferCounters transfers_before_;
