@@ -56,6 +56,11 @@ class KVCache:
         self._masks: dict[tuple[Span, int | None], torch.Tensor] = {}
         self.spans: list[Span] = []
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all regions; known after the first step."""
+        return sum(region.nbytes for regions in self._regions.values() for region in regions)
+
     def begin_step(self, rows: Sequence[Row], device: torch.device) -> torch.Tensor:
         """Where this step's tokens go; returns their positions, int64 [T]."""
         self.spans = []
