@@ -80,8 +80,8 @@ class Budget:
     def slots(self, *, num_experts: int, expert_bytes: int, min_slots: int) -> int:
         """Expert slots on a device that hosts `num_experts` experts of `expert_bytes` bytes each.
 
-        A budget above all experts is cut to them. Automatic means all of them here; a device with
-        less memory must resolve it first. Raises ConfigError below `min_slots`.
+        A budget above all experts is cut to them. Automatic means all of them here; who knows the
+        device's free memory resolves it to bytes first. Raises ConfigError below `min_slots`.
         """
         if self.fraction is not None:
             slots = int(self.fraction * num_experts + 1e-9)
@@ -144,8 +144,9 @@ class OffloadSettings(_Section):
     policy: str = "lru"
     """Which policy decides on prefetching and eviction; `fmoe bench policies` compares them."""
     budget: BudgetField = Budget()
-    """Experts held per device: 0.25 or 25% of all, 4GiB, 64 experts, or auto (what is left)."""
-    eviction: Literal["policy", "lru", "lfu", "fmoe"] = "policy"
+    """Experts held per device: 0.25 or 25% of all, 4GiB, 64 experts, or auto: all of them if the
+    device's memory allows, otherwise what it leaves after everything else."""
+    eviction: Literal["policy", "lru", "lfu", "ema", "fmoe"] = "policy"
     """Overrides the policy's own choice of victims."""
     prefetch_distance: Annotated[int, Field(ge=1)] = 3
     """d: how many layers ahead of its use an expert is prefetched."""

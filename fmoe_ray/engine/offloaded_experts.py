@@ -4,13 +4,14 @@ computes each one as soon as it is there.
 Shape letters: T tokens of the step, K experts of a token, J experts of a layer, R rows.
 """
 
+import logging
 from typing import Any
 
 import numpy as np
 import torch
 
 from fmoe_ray.cache import Geometry, Offloader
-from fmoe_ray.config import OffloadSettings
+from fmoe_ray.config import Budget, OffloadSettings
 from fmoe_ray.engine.shard_group import (
     ALONE,
     ShardGroup,
@@ -18,10 +19,12 @@ from fmoe_ray.engine.shard_group import (
     own_experts_of_layer,
 )
 from fmoe_ray.engine.step_recorder import StepRecorder
-from fmoe_ray.errors import ConfigError
+from fmoe_ray.errors import CapacityError, ConfigError
 from fmoe_ray.models.experts import Dispatch
 from fmoe_ray.models.loader import LoadedModel
 from fmoe_ray.models.router import RouterTap, mean_by_row
+
+logger = logging.getLogger(__name__)
 
 
 class OffloadedExperts:
@@ -74,12 +77,7 @@ class OffloadedExperts:
         """Batches of experts are computed in order of arrival; the sum does not depend on it."""
         chosen_TK = index_TK.to(torch.int32).numpy()
         self._offloader.request(layer, chosen_TK, self._row_of_token_T)
-        mine = own_experts_of_layer(self._group, layer, self._num_experts)
-        dispatch = Dispatch(hidden_TH, index_TK, self._num_experts, mine)
-        while delivered := self._offloader.wait():
-            for expert, slot in delivered:
-                dispatch.compute(module, expert, self._slots[slot])
-            self._offloader.release([expert for expert, _ in delivered])
+        # Published before the wait, so that prefetches it leads to move while the layer computes.
         if self._publishes or self._recorder is not None:
             chosen_TJ = self._chosen(index_TK)
             probs_TJ, speculative_TJ = self._gates(layer, chosen_TJ)
@@ -87,6 +85,12 @@ class OffloadedExperts:
                 self._publish(layer, chosen_TJ, probs_TJ, speculative_TJ)
             if self._recorder is not None:
                 self._recorder.add_layer(index_TK, weights_TK, probs_TJ, speculative_TJ)
+        mine = own_experts_of_layer(self._group, layer, self._num_experts)
+        dispatch = Dispatch(hidden_TH, index_TK, self._num_experts, mine)
+        while delivered := self._offloader.wait():
+            for expert, slot in delivered:
+                dispatch.compute(module, expert, self._slots[slot])
+            self._offloader.release([expert for expert, _ in delivered])
         self._group.add_up(dispatch.outputs)
         return dispatch.combine(weights_TK)
 
@@ -131,11 +135,16 @@ class OffloadedExperts:
 
 
 def open_offloader(
-    loaded: LoadedModel, settings: OffloadSettings, group: ShardGroup = ALONE
+    loaded: LoadedModel,
+    settings: OffloadSettings,
+    group: ShardGroup = ALONE,
+    *,
+    free_bytes: int | None = None,
 ) -> Offloader:
     """Slots for the budget, served from the model's host store by the policy of the settings.
 
-    Budget and slots are those of this shard, for its own experts. Raises ConfigError for more
+    Budget and slots are those of this shard, for its own experts. `free_bytes` of the device is
+    what an automatic budget may take; None: as much as it likes. Raises ConfigError for more
     shards than experts, a budget below top_k experts or an unknown policy, CapacityError.
     """
     num_all = loaded.num_layers * loaded.num_experts
@@ -145,11 +154,19 @@ def open_offloader(
             f"shards.num_shards {group.size}: the model has {num_all} experts, and each shard "
             "needs one at least"
         )
-    num_slots = settings.budget.slots(
-        num_experts=num_own,
-        expert_bytes=loaded.layout.blob_bytes,
-        min_slots=min(loaded.top_k, num_own),
-    )
+    budget, min_slots = settings.budget, min(loaded.top_k, num_own)
+    blob_bytes = loaded.layout.blob_bytes
+    if budget.is_automatic and free_bytes is not None:
+        if free_bytes < min_slots * blob_bytes:
+            raise CapacityError(
+                f"offload.budget auto: {free_bytes} bytes are left for experts; a token needs "
+                f"{min_slots} of {blob_bytes} bytes: free memory, or lower engine.max_batch_size "
+                "or engine.max_context"
+            )
+        budget = Budget(num_bytes=free_bytes)
+    num_slots = budget.slots(num_experts=num_own, expert_bytes=blob_bytes, min_slots=min_slots)
+    if settings.budget.is_automatic:
+        logger.info("offload.budget auto: slots for %d of %d experts", num_slots, num_own)
     return Offloader(
         loaded.store,
         Geometry(loaded.num_layers, loaded.num_experts, loaded.top_k),

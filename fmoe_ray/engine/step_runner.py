@@ -13,6 +13,7 @@ import torch
 
 from fmoe_ray.cache import HostStore, IterationStats, Offloader
 from fmoe_ray.config import Settings
+from fmoe_ray.engine.host_memory import free_host_bytes
 from fmoe_ray.engine.learned_maps import LearnedMaps
 from fmoe_ray.engine.messages import (
     ExpertCounts,
@@ -32,7 +33,8 @@ from fmoe_ray.engine.sampling import Sampler
 from fmoe_ray.engine.seat import ONLY_SEAT, Seat
 from fmoe_ray.engine.shard_group import ALONE, ShardGroup
 from fmoe_ray.engine.step_recorder import StepRecorder
-from fmoe_ray.errors import ConfigError, EngineError
+from fmoe_ray.errors import EngineError
+from fmoe_ray.models.context import context_limit
 from fmoe_ray.models.device import choose_device, choose_dtype
 from fmoe_ray.models.experts import bind_experts
 from fmoe_ray.models.loader import LoadedModel, load_model
@@ -136,7 +138,7 @@ class StepRunner:
     def of(cls, loaded: LoadedModel, settings: Settings, group: ShardGroup = ALONE) -> "StepRunner":
         """A runner of a loaded model, which it owns from now on, as `group`. Raises as `load`."""
         device = loaded.device
-        max_context = _max_context(settings, loaded)
+        max_context = context_limit(settings, loaded.model.config)
         model = PackedModel(
             loaded.model,
             num_slots=settings.engine.max_batch_size,
@@ -144,7 +146,8 @@ class StepRunner:
             device=device,
         )
         model.warm_up()
-        offloader = open_offloader(loaded, settings.offload, group)
+        free = free_host_bytes(model.kv_bytes, group.size) if device.type == "cpu" else None
+        offloader = open_offloader(loaded, settings.offload, group, free_bytes=free)
         tap = RouterTap(loaded.model)
         recorder = None
         if settings.offload.record_path is not None and group.rank == 0:
@@ -338,19 +341,6 @@ def _without_tokens(rows: Sequence[Row], iteration: IterationStats) -> list[RowR
         RowResult(request_id=row.request_id, token=None, experts=_counts(iteration, number))
         for number, row in enumerate(rows)
     ]
-
-
-def _max_context(settings: Settings, loaded: LoadedModel) -> int:
-    asked, limit = settings.engine.max_context, loaded.max_context
-    if asked is None and limit is None:
-        raise ConfigError(
-            f"{settings.model.path}: its config.json names no context limit; set engine.max_context"
-        )
-    if asked is not None and limit is not None and asked > limit:
-        raise ConfigError(
-            f"engine.max_context {asked}: the model was made for {limit} tokens; give at most that"
-        )
-    return asked if asked is not None else int(limit or 0)
 
 
 def _only_token(row: Row) -> int:
