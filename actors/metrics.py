@@ -4,72 +4,82 @@ import time
 
 from ray.serve.metrics import Counter, Gauge, Histogram
 
-from fmoe_ray.api.metrics import TPOT_BUCKETS_S, TTFT_BUCKETS_S
+from fmoe_ray.api.metrics import (
+    REQUEST_BUCKETS,
+    Sample,
+    count_request,
+    count_step,
+    request_times,
+)
 from fmoe_ray.engine.messages import StepPlan, StepResult
 from fmoe_ray.engine.request import Usage
+from fmoe_ray.engine.runner import RunnerInfo
 
 _EVERY_S = 1.0  # Ray's metrics cost microseconds a call, too much for every step
 
 
 class RayObserver:
-    """An EngineObserver. Steps are summed up and handed to Ray once a second."""
+    """An EngineObserver. Steps are summed up and handed to Ray once a second, and when a request
+    ends.
+    """
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, info: RunnerInfo) -> None:
         self._tags = {"model": model_name}
-        self._requests = Counter("fmoe_requests", tag_keys=("model", "finish_reason"))
-        self._tokens = Counter("fmoe_tokens", tag_keys=("model", "kind"))
-        self._experts = Counter("fmoe_experts", tag_keys=("model", "result"))
-        self._bytes = Counter("fmoe_bytes", tag_keys=("model", "cause"))
-        self._stall = Counter("fmoe_stall_seconds", tag_keys=("model",))
-        self._running = Gauge("fmoe_batch_size", tag_keys=("model",))
-        self._waiting = Gauge("fmoe_requests_waiting", tag_keys=("model",))
-        self._ttft = _histogram("fmoe_ttft_seconds", TTFT_BUCKETS_S)
-        self._tpot = _histogram("fmoe_tpot_seconds", TPOT_BUCKETS_S)
-        self._queue = _histogram("fmoe_queue_seconds", TTFT_BUCKETS_S)
-        self._pending: dict[str, float] = {}
+        self._info = info
+        self._counters: dict[str, Counter] = {}
+        self._gauges: dict[str, Gauge] = {}
+        self._histograms = {
+            name: Histogram(name, boundaries=list(bounds), tag_keys=("model",))
+            for name, bounds in REQUEST_BUCKETS.items()
+        }
+        self._pending: dict[Sample, float] = {}
         self._handed_over_s = 0.0
 
     def step_done(self, plan: StepPlan, result: StepResult, num_waiting: int) -> None:
-        stats = result.stats
-        for name, value in (
-            ("hit", stats.hits),
-            ("late", stats.late),
-            ("miss", stats.misses),
-            ("on_demand", stats.bytes_on_demand),
-            ("prefetch", stats.bytes_prefetched),
-            ("stall", stats.stall_seconds),
-        ):
-            self._pending[name] = self._pending.get(name, 0.0) + value
-        if time.monotonic() - self._handed_over_s >= _EVERY_S:
-            self._running.set(len(plan.rows), self._tags)
-            self._waiting.set(num_waiting, self._tags)
-            self._hand_over()
+        self._add(count_step(result.stats))
+        if time.monotonic() - self._handed_over_s < _EVERY_S:
+            return
+        # Ray forgets a gauge with every export.
+        self._set(
+            {
+                "fmoe_expert_slots": self._info.expert_slots,
+                "fmoe_kv_slots": self._info.num_slots,
+                "fmoe_batch_size": len(plan.rows),
+                "fmoe_requests_waiting": num_waiting,
+                "fmoe_store_maps": result.stats.num_maps,
+            }
+        )
+        self._hand_over()
 
     def request_ended(self, reason: str, usage: Usage) -> None:
-        self._requests.inc(1, {**self._tags, "finish_reason": reason})
-        self._queue.observe(usage.queue_s, self._tags)
-        for kind, count in (("prompt", usage.prompt_tokens), ("answer", usage.completion_tokens)):
-            if count > 0:
-                self._tokens.inc(count, {**self._tags, "kind": kind})
-        if usage.completion_tokens > 0:
-            self._ttft.observe(usage.ttft_s, self._tags)
-        if usage.completion_tokens > 1:
-            self._tpot.observe(usage.tpot_s, self._tags)
+        self._add(count_request(reason, usage))
+        for name, seconds in request_times(usage).items():
+            self._histograms[name].observe(seconds, self._tags)
         self._hand_over()
+
+    def _add(self, counts: dict[Sample, float]) -> None:
+        for sample, value in counts.items():
+            self._pending[sample] = self._pending.get(sample, 0.0) + value
 
     def _hand_over(self) -> None:
         pending, self._pending = self._pending, {}
         self._handed_over_s = time.monotonic()
-        for name, value in pending.items():
-            if value <= 0:
-                continue
-            if name == "stall":
-                self._stall.inc(value, self._tags)
-            elif name in ("on_demand", "prefetch"):
-                self._bytes.inc(value, {**self._tags, "cause": name})
-            else:
-                self._experts.inc(value, {**self._tags, "result": name})
+        for sample, value in pending.items():
+            if value > 0:
+                self._counter(sample).inc(value, self._tags_of(sample))
 
+    def _counter(self, sample: Sample) -> Counter:
+        if sample.name not in self._counters:
+            self._counters[sample.name] = Counter(
+                sample.name, tag_keys=tuple(self._tags_of(sample))
+            )
+        return self._counters[sample.name]
 
-def _histogram(name: str, bounds: tuple[float, ...]) -> Histogram:
-    return Histogram(name, boundaries=list(bounds), tag_keys=("model",))
+    def _tags_of(self, sample: Sample) -> dict[str, str]:
+        return self._tags if sample.label is None else {**self._tags, sample.label: sample.value}
+
+    def _set(self, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            if name not in self._gauges:
+                self._gauges[name] = Gauge(name, tag_keys=("model",))
+            self._gauges[name].set(value, self._tags)

@@ -12,6 +12,7 @@ from ray.util.placement_group import get_current_placement_group
 
 from fmoe_ray.actors.cluster import check_node
 from fmoe_ray.actors.gang import ShardGang
+from fmoe_ray.actors.handle_calls import HandleCalls
 from fmoe_ray.actors.metrics import RayObserver
 from fmoe_ray.api.app import create_app
 from fmoe_ray.api.metrics import PrometheusObserver
@@ -26,7 +27,7 @@ LEAVE_AFTER_S = 0.5
 """Between the end of the engine and the end of the process: answers in flight get out."""
 
 
-class Replica:
+class Replica(HandleCalls):
     """One hop from client to engine: the replica is the ASGI application itself."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -44,12 +45,20 @@ class Replica:
             self._gang.start(), asyncio.to_thread(backend.load_tokenizer, settings)
         )
         self._channel = channel
-        self._metrics = PrometheusObserver()
+        metrics = PrometheusObserver()
         self._engine = Engine(
             channel,
             tokenizer,
             settings.engine,
-            observers=(self._metrics, RayObserver(settings.model.name)),
+            observers=(metrics, RayObserver(settings.model.name, channel.info)),
+        )
+        self._service = Service(
+            engine=self._engine,
+            model_name=settings.model.name,
+            replica=serve.get_replica_context().replica_tag,
+            settings=settings.server,
+            metrics=metrics,
+            started_at=int(time.time()),
         )
         await self._engine.start()
         self._tasks = (
@@ -58,16 +67,7 @@ class Replica:
         )
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
-        return create_app(
-            Service(
-                engine=self._engine,
-                model_name=self._settings.model.name,
-                replica=serve.get_replica_context().replica_tag,
-                settings=self._settings.server,
-                metrics=self._metrics,
-                started_at=int(time.time()),
-            )
-        )
+        return create_app(self._service)
 
     def check_health(self) -> None:
         """Called by Serve. Cheap, and about progress: a busy engine is healthy, a stuck one not."""

@@ -6,6 +6,7 @@ import os
 import ray
 
 from fmoe_ray.actors.channel import serve_shard
+from fmoe_ray.actors.map_link import shard_settings, sharing_maps
 from fmoe_ray.config import Settings
 from fmoe_ray.engine.backend import Backend
 from fmoe_ray.errors import EngineError
@@ -29,9 +30,11 @@ class ExpertShard:
         Raises what loading raises, and EngineError when no later step can succeed.
         """
         # Loading blocks for minutes; the actor's loop has to answer Ray meanwhile.
-        runner = await asyncio.to_thread(self._backend.load_runner, self._settings)
+        settings = shard_settings(self._settings)
+        runner = await asyncio.to_thread(self._backend.load_runner, settings)
         try:
-            await serve_shard(self._address, self._token, self._rank, runner.info, runner.step)
+            async with sharing_maps(self._settings, runner, self._rank):
+                await serve_shard(self._address, self._token, self._rank, runner.info, runner.step)
         finally:
             await runner.close()
 

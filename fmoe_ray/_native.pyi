@@ -72,6 +72,9 @@ class MapStore:
 
     def successors(self) -> NDArray[numpy.int32]: ...
 
+    def generations(self) -> NDArray[numpy.uint32]:
+        """[N] moves on with every replacement of an entry."""
+
     def token_ids(self) -> NDArray[numpy.int32]: ...
 
     def read_probs(self, first: int, count: int) -> NDArray[numpy.uint16]:
@@ -270,6 +273,9 @@ class Prediction:
     def p(self) -> NDArray[numpy.float32]: ...
 
     @property
+    def later(self) -> NDArray[numpy.float32]: ...
+
+    @property
     def score(self) -> NDArray[numpy.float32]: ...
 
 class Policy:
@@ -321,6 +327,11 @@ class Predictor:
 
     def wants_speculative(self) -> bool:
         """True: it reads the speculative gate, which is computed for it alone."""
+
+    def clone(self) -> Predictor | None:
+        """
+        One that has learnt the same and goes its own way from here; None where it cannot be copied.
+        """
 
     def store(self) -> MapStore | None:
         """The native MapStore that it learns into."""
@@ -447,6 +458,13 @@ class PlannerCounters:
     @property
     def evictions(self) -> int: ...
 
+class PredictionScore:
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def sum(self) -> float: ...
+
 class OffloaderCounters:
     @property
     def planner(self) -> PlannerCounters: ...
@@ -463,12 +481,21 @@ class OffloaderCounters:
     @property
     def iterations_dropped(self) -> int: ...
 
+    @property
+    def score(self) -> PredictionScore: ...
+
 class IterationStats:
     @property
     def stall_s(self) -> float: ...
 
     @property
     def transfers(self) -> TransferCounters: ...
+
+    @property
+    def score(self) -> PredictionScore: ...
+
+    @property
+    def num_maps(self) -> int: ...
 
     @property
     def total(self) -> GateOutcome: ...
@@ -490,6 +517,10 @@ class Offloader:
 
     @property
     def map_store(self) -> MapStore | None: ...
+
+    def borrow_maps(self, timeout_s: float) -> MapStore: ...
+
+    def return_maps(self) -> None: ...
 
     @property
     def wants_gates(self) -> bool: ...
@@ -649,6 +680,12 @@ class SimulationResult:
     def stall(self) -> float: ...
 
     @property
+    def decode_tokens(self) -> int: ...
+
+    @property
+    def decode_time(self) -> float: ...
+
+    @property
     def hits(self) -> int: ...
 
     @property
@@ -710,6 +747,12 @@ class Simulator:
     def warm_up(self, sequences: Sequence[tuple[int, int]]) -> None: ...
 
     def run(self, sequences: Sequence[tuple[int, int]]) -> None: ...
+
+    @property
+    def can_clone_predictor(self) -> bool: ...
+
+    def clone_predictor(self) -> Predictor | None:
+        """As the predictor is now; None unless can_clone_predictor."""
 
     def result(self) -> SimulationResult: ...
 

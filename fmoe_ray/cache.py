@@ -4,7 +4,8 @@ The wrapper of the native host store and offloader. Knows neither torch nor mode
 index e = l * J + j and a blob of bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -157,9 +158,16 @@ class IterationStats:
     stall_s: float
     """Seconds that `wait()` blocked."""
     bytes: TransferBytes
+    """Since the iteration before ended."""
     hits: int
     late: int
     misses: int
+    num_predictions: int
+    """Predictions posted since then, one a row and layer; 0 where the policy predicts nothing."""
+    prediction_score: float
+    """Sum of their similarities; 1 each where the policy compares nothing."""
+    num_maps: int
+    """Expert maps that the predictor keeps."""
     rows: npt.NDArray[np.int64]
     """[R, 3] hits, late, misses; an expert counts once for each row that chose it."""
     routing_checksum: int
@@ -185,6 +193,8 @@ class CacheCounters:
     prefetches_cancelled: int
     evictions: int
     copies: int
+    num_predictions: int
+    prediction_score: float
     preemptions: int
     """Times that an on-demand load overtook a prefetch that had begun."""
 
@@ -257,9 +267,24 @@ class Offloader:
     def map_store(self) -> _native.MapStore | None:
         """The expert maps that the predictor learns into; None where it keeps none.
 
-        Only before the first iteration and after `close`: in between they are the matcher's.
+        Only before the first iteration and after `close`: in between they are the matcher's, and
+        `borrow_maps` lends them.
         """
         return self._native.map_store
+
+    @contextmanager
+    def borrow_maps(self, timeout_s: float) -> Iterator[_native.MapStore]:
+        """Lends the maps, between two iterations, to a thread that is not the inference thread.
+
+        Searches wait meanwhile, inference does not: keep it short. One borrower at a time. Raises
+        StepTimeoutError if the iteration in progress does not end in time, EngineError after
+        `close`, ValueError where the policy keeps no maps.
+        """
+        maps = self._native.borrow_maps(timeout_s)
+        try:
+            yield maps
+        finally:
+            self._native.return_maps()
 
     @property
     def wants_gates(self) -> bool:
@@ -331,6 +356,9 @@ class Offloader:
             hits=stats.total.hits,
             late=stats.total.late,
             misses=stats.total.misses,
+            num_predictions=stats.score.count,
+            prediction_score=stats.score.sum,
+            num_maps=stats.num_maps,
             rows=np.array(stats.rows, dtype=np.int64),
             routing_checksum=stats.routing_checksum,
         )
@@ -365,6 +393,8 @@ class Offloader:
             prefetches_cancelled=planner.prefetches_cancelled,
             evictions=planner.evictions,
             copies=counters.transfers.copies,
+            num_predictions=counters.score.count,
+            prediction_score=counters.score.sum,
             preemptions=counters.transfers.preemptions,
         )
 

@@ -141,7 +141,7 @@ class ModelSettings(_Section):
 
 
 class OffloadSettings(_Section):
-    policy: str = "lru"
+    policy: str = "fmoe+"
     """Which policy decides on prefetching and eviction; `fmoe bench policies` compares them."""
     budget: BudgetField = Budget()
     """Experts held per device: 0.25 or 25% of all, 4GiB, 64 experts, or auto: all of them if the
@@ -153,7 +153,11 @@ class OffloadSettings(_Section):
     store_capacity: Annotated[int, Field(ge=1)] = 1000
     """C: expert maps kept by the store."""
     store_path: str | None = None
-    """Where learned maps are saved and loaded from; none keeps them in memory only."""
+    """Where learned maps are saved and loaded from; none keeps them in memory only. Where maps are
+    shared the store's actor reads and writes it, on the head node while that lives."""
+    share_maps: bool = True
+    """In a cluster the replicas of one model learn from each other, through a store actor. Without
+    it each replica learns alone, and only one of them should have a `store_path`."""
     pooling: Literal["mean", "last", "max"] = "mean"
     """How a prompt's token embeddings become one semantic embedding."""
     chunk_bytes: SizeField = 4 * 2**20

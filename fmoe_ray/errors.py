@@ -20,6 +20,7 @@ FmoeError
 |     `- ShardLostError           503, an expert shard died
 |- TraceError                 a routing trace is malformed
 `- StoreError                 an expert-map store cannot be read, written or merged
+   `- StoreUnavailableError       the shared store does not answer; replicas go on without it
 
 All are picklable: every argument goes through to `Exception`.
 """
@@ -137,3 +138,7 @@ class TraceError(FmoeError):
 
 class StoreError(FmoeError):
     """An expert-map store cannot be read, written or merged."""
+
+
+class StoreUnavailableError(StoreError):
+    """The map store that all replicas share does not answer now; it may later."""

@@ -1,7 +1,5 @@
 """The ASGI application of one replica: OpenAI's endpoints, health, metrics, version."""
 
-import asyncio
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -10,17 +8,13 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from fmoe_ray import __version__
 from fmoe_ray.api.body import describe_body, read_body
+from fmoe_ray.api.calls import begin, check_model
 from fmoe_ray.api.errors import add_error_handlers
-from fmoe_ray.api.jobs import Job, chat_job, completion_job
 from fmoe_ray.api.keys import check_key
 from fmoe_ray.api.responses import AnswerResponse
 from fmoe_ray.api.schemas import ChatCompletionRequest, CompletionRequest
 from fmoe_ray.api.service import Service
-from fmoe_ray.errors import (
-    EngineError,
-    InvalidRequestError,
-    ModelNotFoundError,
-)
+from fmoe_ray.errors import EngineError
 
 router = APIRouter()
 v1 = APIRouter(prefix="/v1", dependencies=[Depends(check_key)])
@@ -46,16 +40,12 @@ ServiceOf = Annotated[Service, Depends(_service)]
 
 @v1.post("/chat/completions", openapi_extra=describe_body(ChatCompletionRequest))
 async def create_chat_completion(request: Request, service: ServiceOf) -> Response:
-    body = await read_body(request, ChatCompletionRequest)
-    return await _answer(service, body.model, lambda: chat_job(body, service.engine.tokenizer))
+    return await _answer(service, await read_body(request, ChatCompletionRequest))
 
 
 @v1.post("/completions", openapi_extra=describe_body(CompletionRequest))
 async def create_completion(request: Request, service: ServiceOf) -> Response:
-    body = await read_body(request, CompletionRequest)
-    return await _answer(
-        service, body.model, lambda: completion_job(body, service.engine.tokenizer)
-    )
+    return await _answer(service, await read_body(request, CompletionRequest))
 
 
 @v1.get("/models")
@@ -65,7 +55,7 @@ async def list_models(service: ServiceOf) -> dict[str, Any]:
 
 @v1.get("/models/{model:path}")
 async def get_model(model: str, service: ServiceOf) -> dict[str, Any]:
-    _check_model(service, model)
+    check_model(service, model)
     return _model_body(service)
 
 
@@ -82,7 +72,7 @@ async def health(service: ServiceOf) -> JSONResponse:
 
 @router.get("/metrics")
 async def metrics(service: ServiceOf) -> PlainTextResponse:
-    text = service.metrics.render(service.engine.health())
+    text = service.metrics.render(service.engine.health(), service.engine.info)
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 
@@ -91,26 +81,10 @@ async def version() -> dict[str, str]:
     return {"version": __version__}
 
 
-async def _answer(service: Service, model: str, make_job: Callable[[], Job]) -> Response:
-    _check_model(service, model)
-    job = await asyncio.to_thread(make_job)  # long prompts take milliseconds to tokenize
-    if len(job.requests) > service.engine.max_requests:
-        raise InvalidRequestError(
-            f"{len(job.requests)} choices in one request; this server takes at most "
-            f"{service.engine.max_requests} (KV slots and engine.max_waiting)",
-            "n",
-        )
-    stream = service.engine.submit(*job.requests)
-    return AnswerResponse(job, stream, keep_alive_s=service.settings.keep_alive_s)
-
-
-def _check_model(service: Service, model: str) -> None:
-    if model != service.model_name:
-        raise ModelNotFoundError(
-            f"model {model!r} is not served here; this server has {service.model_name!r}",
-            "model",
-            "model_not_found",
-        )
+async def _answer(
+    service: Service, body: ChatCompletionRequest | CompletionRequest
+) -> AnswerResponse:
+    return AnswerResponse(await begin(service, body), keep_alive_s=service.settings.keep_alive_s)
 
 
 def _model_body(service: Service) -> dict[str, Any]:

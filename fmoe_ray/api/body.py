@@ -23,8 +23,13 @@ async def read_body(request: Request, body_type: type[Body]) -> Body:
         raw += chunk
         if len(raw) > MAX_BODY_BYTES:
             raise InvalidRequestError(f"the body is larger than {MAX_BODY_BYTES} bytes")
+    return parse_body(bytes(raw), body_type)
+
+
+def parse_body(raw: bytes, body_type: type[Body]) -> Body:
+    """Raises InvalidRequestError naming the field."""
     try:
-        return body_type.model_validate_json(bytes(raw))
+        return body_type.model_validate_json(raw)
     except ValidationError as error:
         raise _invalid_request(error.errors(include_url=False)[0]) from error
 

@@ -8,48 +8,43 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from fmoe_ray.api.calls import Call
 from fmoe_ray.api.errors import error_body, error_response
-from fmoe_ray.api.jobs import Job
-from fmoe_ray.engine.request import Event, Usage
-from fmoe_ray.engine.stream import EventStream
+from fmoe_ray.errors import FmoeError
 
 _encode = msgspec.json.Encoder().encode
 
 
 class AnswerResponse(Response):
-    """Owns the stream from here on: whatever happens, it is closed.
+    """Owns the call from here on: whatever happens, it is closed.
 
     Nothing is sent before the first event or `keep_alive_s`, so that an early failure has its
     proper HTTP status; after that a failure is an `error` event and the stream has no [DONE].
     """
 
-    def __init__(self, job: Job, stream: EventStream, *, keep_alive_s: float) -> None:
+    def __init__(self, call: Call, *, keep_alive_s: float) -> None:
         super().__init__()
-        self._job = job
-        self._stream = stream
+        self._call = call
         self._keep_alive_s = keep_alive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        send_answer = self._send_events if self._job.streams else self._send_whole
-        with self._stream:
+        send_answer = self._send_events if self._call.job.streams else self._send_whole
+        with self._call.stream:
             await _until_disconnect(send_answer(scope, receive, send), receive)
 
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        events: dict[int, Event] = {}
-        async for event in self._stream:
-            if event.error is not None:
-                await error_response(event.error)(scope, receive, send)
-                return
-            whole = events.setdefault(event.index, event)
-            if whole is not event:
-                whole.absorb(event)
-        body = self._job.answer.whole([events[index] for index in sorted(events)])
-        await Response(_encode(body), media_type="application/json")(scope, receive, send)
+        try:
+            response = Response(_encode(await self._call.whole()), media_type="application/json")
+        except FmoeError as error:
+            response = error_response(error)
+        await response(scope, receive, send)
 
     async def _send_events(self, scope: Scope, receive: Receive, send: Send) -> None:
-        first = await self._stream.next_within(self._keep_alive_s)
-        if first is not None and first.error is not None:
-            await error_response(first.error)(scope, receive, send)
+        chunks = self._call.chunks(self._keep_alive_s)
+        try:
+            first = await anext(chunks)
+        except FmoeError as error:
+            await error_response(error)(scope, receive, send)
             return
         self.headers["content-type"] = "text/event-stream; charset=utf-8"
         self.headers["cache-control"] = "no-cache"
@@ -57,32 +52,26 @@ class AnswerResponse(Response):
         del self.headers["content-length"]
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
-        async for part in self._parts(first):
+        async for part in _events(first, chunks):
             await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _parts(self, event: Event | None) -> AsyncIterator[bytes]:
-        usages: list[Usage] = []
-        while True:
-            if event is None:
-                yield b": keep-alive\n\n"
-            elif event.error is not None:
-                yield _sse(error_body(event.error))
-                return
-            else:
-                if event.usage is not None:
-                    usages.append(event.usage)
-                yield _sse(self._job.answer.chunk(event))
-            if self._stream.is_over:
-                break
-            event = await self._stream.next_within(self._keep_alive_s)
-        if self._job.includes_usage:
-            yield _sse(self._job.answer.usage_chunk(usages))
+
+async def _events(
+    first: dict[str, Any] | None, later: AsyncIterator[dict[str, Any] | None]
+) -> AsyncIterator[bytes]:
+    yield _sse(first)
+    try:
+        async for chunk in later:
+            yield _sse(chunk)
+    except FmoeError as error:
+        yield _sse(error_body(error))
+    else:
         yield b"data: [DONE]\n\n"
 
 
-def _sse(body: dict[str, Any]) -> bytes:
-    return b"data: " + _encode(body) + b"\n\n"
+def _sse(body: dict[str, Any] | None) -> bytes:
+    return b": keep-alive\n\n" if body is None else b"data: " + _encode(body) + b"\n\n"
 
 
 async def _until_disconnect(sending: Coroutine[Any, Any, None], receive: Receive) -> None:

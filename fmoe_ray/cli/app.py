@@ -5,7 +5,7 @@ import sys
 import typer
 
 from fmoe_ray import __version__
-from fmoe_ray.cli import bench, store
+from fmoe_ray.cli import bench, evaluate, store
 from fmoe_ray.errors import FmoeError
 
 app = typer.Typer(
@@ -14,6 +14,7 @@ app = typer.Typer(
     help="Serve Mixture-of-Experts models larger than GPU memory.",
 )
 app.add_typer(bench.app, name="bench")
+app.add_typer(evaluate.app, name="evaluate")
 app.add_typer(store.app, name="store")
 
 

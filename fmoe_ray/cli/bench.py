@@ -3,9 +3,14 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from fmoe_ray.cli.progress import status_line
+
+if TYPE_CHECKING:
+    from fmoe_ray.evaluate.policy_bench import PolicyResult
 
 app = typer.Typer(no_args_is_help=True, help="Measure a part alone, on this machine.")
 
@@ -67,6 +72,102 @@ def stream(
         f"server: {report.server_us_per_token:.1f} us of processor time a token; "
         f"first token after {report.first_token_ms:.1f} ms (median)"
     )
+
+
+@app.command()
+def policies(
+    config: Annotated[Path, typer.Option(help="A Serve file; its first application's args.")],
+    policy: Annotated[
+        list[str] | None, typer.Option(help="Repeat to compare; all if not given.")
+    ] = None,
+    seen: Annotated[int, typer.Option(min=0, help="Dialogues that teach the policies.")] = 300,
+    held_out: Annotated[int, typer.Option(min=1, help="Dialogues measured.")] = 30,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Longest answer.")] = 16,
+    load_ratio: Annotated[
+        float, typer.Option(min=0.01, help="Load time of an expert / compute time of a layer.")
+    ] = 0.5,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object instead of a table.")
+    ] = False,
+) -> None:
+    """Every policy in the engine, on a CPU with a slow link: tokens, hits, stall and time a token.
+
+    The link is throttled in proportion to a layer's compute time, which is measured first.
+    """
+    from fmoe_ray.config import load_settings
+    from fmoe_ray.evaluate.policy_bench import bench_policies
+
+    with status_line() as update:
+        report = bench_policies(
+            load_settings(config),
+            seen=seen,
+            held_out=held_out,
+            max_tokens=max_tokens,
+            policies=policy or (),
+            load_ratio=load_ratio,
+            on_progress=update,
+        )
+    if as_json:
+        typer.echo(json.dumps({"settings": asdict(report.conditions), **_listed(report.policies)}))
+        return
+    conditions = report.conditions
+    typer.echo(
+        f"{conditions.held_out} dialogues after {conditions.seen} seen, budget "
+        f"{conditions.budget}; a layer computes in {conditions.layer_ms:.3f} ms, an expert loads "
+        f"in {conditions.load_ms:.3f} ms ({conditions.link_gbps:.3g} GB/s)"
+    )
+    headings = f"{'hits':>8}{'late':>8}{'stall ms':>10}{'TPOT ms':>10}{'TTFT ms':>10}"
+    typer.echo(f"{'policy':<20}{headings}  tokens")
+    for row in report.policies:
+        typer.echo(
+            f"{row.policy:<20}{row.hit_rate:>8.1%}{row.late_rate:>8.1%}{row.stall_ms:>10.2f}"
+            f"{row.tpot_ms:>10.2f}{row.ttft_ms:>10.2f}  {row.tokens_sha256[:12]}"
+        )
+
+
+def _listed(policies: "list[PolicyResult]") -> dict[str, Any]:
+    return {"policies": [asdict(result) for result in policies]}
+
+
+@app.command()
+def agreement(
+    config: Annotated[
+        Path | None, typer.Option(help="A Serve file that names the model; tiny if not given.")
+    ] = None,
+    load_ms: Annotated[float, typer.Option(min=0.1, help="Time to load one expert.")] = 5.0,
+    seen: Annotated[int, typer.Option(min=0, help="Dialogues that teach the policies.")] = 100,
+    held_out: Annotated[int, typer.Option(min=1, help="Dialogues compared.")] = 10,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Longest answer.")] = 16,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object instead of a table.")
+    ] = False,
+) -> None:
+    """The simulator's time per token beside the engine's, on a CPU with a slow link."""
+    from fmoe_ray.config import EngineSettings, Settings, load_settings
+    from fmoe_ray.evaluate.agreement_bench import bench_agreement
+
+    settings = Settings(engine=EngineSettings(num_threads=1))
+    with status_line() as update:
+        rows = bench_agreement(
+            settings if config is None else load_settings(config),
+            load_ms=load_ms,
+            seen=seen,
+            held_out=held_out,
+            max_tokens=max_tokens,
+            on_progress=update,
+        )
+    if as_json:
+        report = [{**asdict(row), "ratio": row.ratio} for row in rows]
+        typer.echo(json.dumps({"agreements": report}))
+        return
+    for row in rows:
+        typer.echo(
+            f"{row.policy:<8} budget {row.budget:g}: simulated {row.simulated_tpot_ms:.2f} ms a "
+            f"token, measured {row.measured_tpot_ms:.2f} (ratio {row.ratio:.3f}); hits "
+            f"{row.simulated_hit_rate:.1%} and {row.measured_hit_rate:.1%}; a layer "
+            f"{row.layer_ms:.3f} ms ({row.resident_layer_ms:.3f} resident), "
+            f"a load {row.load_ms:g} ms"
+        )
 
 
 @app.command()

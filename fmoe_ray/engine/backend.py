@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from fmoe_ray.config import Settings
-from fmoe_ray.engine.runner import Runner
+from fmoe_ray.engine.runner import LocalRunner
 from fmoe_ray.engine.seat import ONLY_SEAT, Seat
 from fmoe_ray.engine.tokenizer import Tokenizer
 
@@ -25,7 +25,7 @@ class Backend(Protocol):
 
     def load_runner(
         self, settings: Settings, progress: Progress | None = None, seat: Seat = ONLY_SEAT
-    ) -> Runner:
+    ) -> LocalRunner:
         """Blocks while the shards meet and the model loads.
 
         Raises ModelError, ConfigError, CapacityError; EngineError if the shards do not meet.
@@ -48,7 +48,7 @@ class ModelBackend:
 
     def load_runner(
         self, settings: Settings, progress: Progress | None = None, seat: Seat = ONLY_SEAT
-    ) -> Runner:
+    ) -> LocalRunner:
         from fmoe_ray.engine.step_runner import StepRunner
 
         return StepRunner.load(settings, progress, seat)

@@ -1,42 +1,71 @@
-"""The expert maps that a policy learns, kept from one run to the next in `offload.store_path`."""
+"""The expert maps that a policy learns: lent to others, kept in `offload.store_path`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fmoe_ray.cache import Offloader
+from fmoe_ray.config import OffloadSettings
 from fmoe_ray.errors import ConfigError
 from fmoe_ray.maps.store import MapStore
+from fmoe_ray.maps.store_file import StoreHeader
 
 
 class LearnedMaps:
-    """Reads the file when made, before the first step, and writes it when closed."""
+    """With a path, reads the file when made, before the first step, and writes it when closed."""
 
     def __init__(
-        self,
-        path: str,
-        offloader: Offloader,
-        *,
-        policy: str,
-        fingerprint: str,
-        is_saved: bool = True,
+        self, offloader: Offloader, maps: MapStore, path: Path | None, *, is_saved: bool = True
     ) -> None:
         """All shards of a replica read the file; one of them saves it.
 
-        Raises ConfigError for a policy that keeps no maps; FingerprintError or StoreError for a
-        file of another model or shape, or one that is damaged.
+        Raises FingerprintError or StoreError for a file of another model or shape, or one that
+        is damaged.
+        """
+        self._offloader = offloader
+        self._maps = maps
+        self._path = path
+        self._is_saved = is_saved
+        if path is not None and path.exists():
+            maps.merge(MapStore.load(path, like=maps))
+        self.header: StoreHeader = maps.header
+
+    @classmethod
+    def open(
+        cls,
+        settings: OffloadSettings,
+        offloader: Offloader,
+        *,
+        fingerprint: str,
+        is_saved: bool = True,
+    ) -> "LearnedMaps | None":
+        """None for a policy that keeps no maps. Raises ConfigError if it is given a file all the
+        same, and what the file's reading raises.
         """
         native = offloader.map_store
         if native is None:
-            raise ConfigError(
-                f"offload.store_path {path}: policy {policy} learns no expert maps; remove it, or "
-                "choose a policy that does, such as fmoe"
-            )
-        self._path = Path(path)
-        self._is_saved = is_saved
-        self._maps = MapStore.of(native, fingerprint=fingerprint)
-        if self._path.exists():
-            self._maps.merge(MapStore.load(self._path, like=self._maps))
+            refuse_store_path(settings)
+            return None
+        path = None if settings.store_path is None else Path(settings.store_path)
+        maps = MapStore.of(native, fingerprint=fingerprint)
+        return cls(offloader, maps, path, is_saved=is_saved)
+
+    @contextmanager
+    def borrow(self, timeout_s: float) -> Iterator[MapStore]:
+        """The maps, for a thread that runs no steps, as `Offloader.borrow_maps` says."""
+        with self._offloader.borrow_maps(timeout_s):
+            yield self._maps
 
     def close(self) -> None:
         """After the offloader was closed. Raises StoreError if the file cannot be written."""
-        if self._is_saved:
+        if self._path is not None and self._is_saved:
             self._maps.save(self._path)
+
+
+def refuse_store_path(settings: OffloadSettings) -> None:
+    """For a policy that keeps no maps. Raises ConfigError if it is given a file for them."""
+    if settings.store_path is not None:
+        raise ConfigError(
+            f"offload.store_path {settings.store_path}: policy {settings.policy} learns no expert "
+            "maps; remove it, or choose a policy that does, such as fmoe"
+        )

@@ -64,7 +64,7 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one step, all rows together."""
+    """Of one step, all rows together; what moves between two steps counts for the second."""
 
     seconds: float
     stall_seconds: float
@@ -73,6 +73,16 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     hits: int
     late: int
     misses: int
+    bytes_prefetch_used: int = 0
+    """Prefetched at some time, and asked for by a gate of this step."""
+    bytes_prefetch_wasted: int = 0
+    """Evicted or cancelled in this step before any gate asked."""
+    num_predictions: int = 0
+    """One a row and layer."""
+    prediction_score: float = 0.0
+    """Sum over them: how similar was what they were made from."""
+    num_maps: int = 0
+    """Expert maps that the predictor keeps."""
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ from fmoe_ray.errors import CapacityError, ConfigError
 from fmoe_ray.models.experts import Dispatch
 from fmoe_ray.models.loader import LoadedModel
 from fmoe_ray.models.router import RouterTap, mean_by_row
+from fmoe_ray.policy import PolicyParts
 
 logger = logging.getLogger(__name__)
 
@@ -138,10 +139,11 @@ def open_offloader(
     loaded: LoadedModel,
     settings: OffloadSettings,
     group: ShardGroup = ALONE,
-    *,
+    policy_parts: PolicyParts | None = None,
     free_bytes: int | None = None,
 ) -> Offloader:
-    """Slots for the budget, served from the model's host store by the policy of the settings.
+    """Slots for the budget, served from the model's host store by the policy of the settings, or by
+    the given one.
 
     Budget and slots are those of this shard, for its own experts. `free_bytes` of the device is
     what an automatic budget may take; None: as much as it likes. Raises ConfigError for more
@@ -182,4 +184,6 @@ def open_offloader(
         timeout_s=settings.transfer_timeout_s,
         shard=group.rank,
         num_shards=group.size,
+        policy_object=None if policy_parts is None else policy_parts.policy,
+        predictor_object=None if policy_parts is None else policy_parts.predictor,
     )

@@ -1,9 +1,12 @@
 """The seam between scheduler and computation."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from fmoe_ray.engine.messages import StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from fmoe_ray.engine.learned_maps import LearnedMaps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,3 +43,11 @@ class Runner(Protocol):
         """Raises EngineError when no later step can succeed either."""
 
     async def close(self) -> None: ...
+
+
+class LocalRunner(Runner, Protocol):
+    """A runner that computes in this process."""
+
+    @property
+    def learned_maps(self) -> "LearnedMaps | None":
+        """What its policy learns; None where it keeps no expert maps."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fmoe_ray.cache import HostStore, IterationStats, Offloader
+from fmoe_ray.cache import CacheCounters, HostStore, IterationStats, Offloader
 from fmoe_ray.config import Settings
 from fmoe_ray.engine.host_memory import free_host_bytes
 from fmoe_ray.engine.learned_maps import LearnedMaps
@@ -40,6 +40,7 @@ from fmoe_ray.models.experts import bind_experts
 from fmoe_ray.models.loader import LoadedModel, load_model
 from fmoe_ray.models.router import RouterTap
 from fmoe_ray.models.weights import Progress
+from fmoe_ray.policy import PolicyParts
 from fmoe_ray.trace.format import DECODE, PREFILL
 
 logger = logging.getLogger(__name__)
@@ -104,10 +105,17 @@ class StepRunner:
 
     @classmethod
     def load(
-        cls, settings: Settings, progress: Progress | None = None, seat: Seat = ONLY_SEAT
+        cls,
+        settings: Settings,
+        progress: Progress | None = None,
+        seat: Seat = ONLY_SEAT,
+        policy_parts: PolicyParts | None = None,
     ) -> "StepRunner":
         """Meets the other shards, then loads the model and its host store; `progress` gets experts
         done and experts in all.
+
+        `policy_parts` decide instead of a new policy by the settings' name: with a predictor that
+        has learned already, or written in Python.
 
         Raises ModelError, ConfigError for a budget below top_k experts or an unknown policy,
         CapacityError, EngineError if the shards do not meet.
@@ -130,12 +138,18 @@ class StepRunner:
                 timeout_s=settings.shards.start_timeout_s,
             )
             undo.callback(loaded.store.close)
-            runner = cls.of(loaded, settings, group)
+            runner = cls.of(loaded, settings, group, policy_parts)
             undo.pop_all()
         return runner
 
     @classmethod
-    def of(cls, loaded: LoadedModel, settings: Settings, group: ShardGroup = ALONE) -> "StepRunner":
+    def of(
+        cls,
+        loaded: LoadedModel,
+        settings: Settings,
+        group: ShardGroup = ALONE,
+        policy_parts: PolicyParts | None = None,
+    ) -> "StepRunner":
         """A runner of a loaded model, which it owns from now on, as `group`. Raises as `load`."""
         device = loaded.device
         max_context = context_limit(settings, loaded.model.config)
@@ -147,20 +161,17 @@ class StepRunner:
         )
         model.warm_up()
         free = free_host_bytes(model.kv_bytes, group.size) if device.type == "cpu" else None
-        offloader = open_offloader(loaded, settings.offload, group, free_bytes=free)
+        offloader = open_offloader(loaded, settings.offload, group, policy_parts, free)
         tap = RouterTap(loaded.model)
         recorder = None
         if settings.offload.record_path is not None and group.rank == 0:
             recorder = StepRecorder(settings.offload.record_path, num_experts=loaded.num_experts)
-        maps = None
-        if settings.offload.store_path is not None:
-            maps = LearnedMaps(
-                settings.offload.store_path,
-                offloader,
-                policy=settings.offload.policy,
-                fingerprint=loaded.fingerprint,
-                is_saved=group.rank == 0,
-            )
+        maps = LearnedMaps.open(
+            settings.offload,
+            offloader,
+            fingerprint=loaded.fingerprint,
+            is_saved=group.rank == 0,
+        )
         experts = OffloadedExperts(loaded, offloader, tap, recorder, group)
         bind_experts(loaded.experts.values(), experts)
         return cls(
@@ -194,6 +205,10 @@ class StepRunner:
         return self._info
 
     @property
+    def learned_maps(self) -> LearnedMaps | None:
+        return self._maps
+
+    @property
     def model(self) -> Any:
         """The transformers model; not to be changed while a step runs."""
         return self._model.model
@@ -219,6 +234,10 @@ class StepRunner:
         """`close` without an event loop."""
         self._thread.submit(self._release).result()
         self._thread.shutdown()
+
+    def counters(self) -> CacheCounters:
+        """Of the expert cache, since it was made."""
+        return self._offloader.counters()
 
     def check_integrity(self) -> None:
         """Raises RuntimeError where the books of the expert cache disagree. Between steps only."""
@@ -361,4 +380,9 @@ def _stats(iteration: IterationStats, seconds: float) -> StepStats:
         hits=iteration.hits,
         late=iteration.late,
         misses=iteration.misses,
+        bytes_prefetch_used=iteration.bytes.prefetch_used,
+        bytes_prefetch_wasted=iteration.bytes.prefetch_wasted,
+        num_predictions=iteration.num_predictions,
+        prediction_score=iteration.prediction_score,
+        num_maps=iteration.num_maps,
     )

@@ -87,6 +87,10 @@ class StubRunner:
     def info(self) -> RunnerInfo:
         return self._info
 
+    @property
+    def learned_maps(self) -> None:
+        return None
+
     async def step(self, plan: StepPlan) -> StepResult:
         await asyncio.sleep(self._step_s)
         for request_id in plan.ended:

@@ -27,17 +27,23 @@ class Drive:
 
     runner: Driven
     chunk: int = 32
+    eos: frozenset[int] = frozenset()
+    """Tokens that end an answer."""
     steps: int = 0
     results: list[StepResult] = field(default_factory=list)
 
     def __call__(
         self,
         prompts: list[list[int]],
-        num_tokens: int,
+        num_tokens: int | list[int],
         sampling: list[Sampling] | None = None,
         arrive_at: list[int] | None = None,
     ) -> list[list[int]]:
-        """Tokens of each prompt; request i joins at step `arrive_at[i]` of this call or later."""
+        """At most `num_tokens` tokens (one number, or one a prompt) for each prompt.
+
+        Request i joins at step `arrive_at[i]` of this call or later.
+        """
+        limits = [num_tokens] * len(prompts) if isinstance(num_tokens, int) else num_tokens
         self.outputs: list[list[int]] = [[] for _ in prompts]
         self.rows: list[list[RowResult]] = [[] for _ in prompts]
         done = [0] * len(prompts)
@@ -77,7 +83,8 @@ class Drive:
                 self.rows[row.request_id].append(outcome)
                 if outcome.token is not None:
                     self.outputs[row.request_id].append(outcome.token)
-                if len(self.outputs[row.request_id]) == num_tokens:
+                is_full = len(self.outputs[row.request_id]) == limits[row.request_id]
+                if is_full or outcome.token in self.eos:
                     free.append(slots.pop(row.request_id))
                     ended.append(row.request_id)
             step += 1

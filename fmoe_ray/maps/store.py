@@ -113,7 +113,7 @@ class MapStore:
 
     def entry(self, index: int) -> MapEntry:
         """Raises ValueError beyond the entries stored."""
-        content = self._read(index, 1)
+        content = self.read(index, 1)
         previous = int(self.native.predecessors()[index])
         following = int(self.native.successors()[index])
         return MapEntry(
@@ -150,12 +150,12 @@ class MapStore:
         Raises FingerprintError or StoreError where the two are not of one model and shape.
         """
         other.header.require_like(self.header)
-        self._absorb(other._read(0, len(other)))
+        self._absorb(other.read(0, len(other)))
 
     def copy(self, *, capacity: int) -> "MapStore":
         """These maps in a store of another capacity; if it is smaller, the most redundant go."""
-        store = self._empty(self.header, capacity)
-        store._absorb(self._read(0, len(self)))
+        store = self.empty(self.header, capacity=capacity)
+        store._absorb(self.read(0, len(self)))
         return store
 
     @property
@@ -174,7 +174,7 @@ class MapStore:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Replaces the file at once or not at all. Raises StoreError if it cannot be written."""
-        write_store(path, self.header, self._read(0, len(self)))
+        write_store(path, self.header, self.read(0, len(self)))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, like: "MapStore | None" = None) -> "MapStore":
@@ -186,7 +186,7 @@ class MapStore:
         header, content = read_store(path)
         if like is not None:
             header.require_like(like.header, source=str(path))
-        store = cls._empty(header, header.capacity)
+        store = cls.empty(header, capacity=header.capacity)
         try:
             store._absorb(content)
         except ValueError as error:
@@ -194,7 +194,7 @@ class MapStore:
         return store
 
     @classmethod
-    def _empty(cls, header: StoreHeader, capacity: int) -> "MapStore":
+    def empty(cls, header: StoreHeader, *, capacity: int) -> "MapStore":
         return cls(
             num_layers=header.num_layers,
             num_experts=header.num_experts,
@@ -205,7 +205,8 @@ class MapStore:
             fingerprint=header.fingerprint,
         )
 
-    def _read(self, first: int, count: int) -> StoreContent:
+    def read(self, first: int, count: int) -> StoreContent:
+        """Copies entries. Raises ValueError beyond those stored."""
         return StoreContent(
             probs=np.asarray(self.native.read_probs(first, count)).view(np.float16),
             embeddings=np.asarray(self.native.read_embeddings(first, count)).astype(np.float16),

@@ -45,7 +45,7 @@ void ContextQueue::begin_iteration(const IterationContext& context) {
         iterations_.erase(oldest);
         ++num_dropped_;
     }
-    changed_.notify_one();
+    changed_.notify_all();
 }
 
 void ContextQueue::publish_gate(const GateObservation& gate) {
@@ -56,7 +56,7 @@ void ContextQueue::publish_gate(const GateObservation& gate) {
     const std::lock_guard lock(mutex_);
     FMOE_CHECK(!iterations_.empty() && !iterations_.back()->is_over);
     iterations_.back()->gates.push_back(std::move(copy));
-    changed_.notify_one();
+    changed_.notify_all();
 }
 
 void ContextQueue::end_iteration() {
@@ -65,7 +65,7 @@ void ContextQueue::end_iteration() {
     iterations_.back()->is_over = true;
     if (iterations_.back()->gates.size() != static_cast<std::size_t>(geometry_.num_layers))
         iterations_.back()->is_abandoned = true;
-    changed_.notify_one();
+    changed_.notify_all();
 }
 
 void ContextQueue::abandon_iteration() {
@@ -73,13 +73,13 @@ void ContextQueue::abandon_iteration() {
     FMOE_CHECK(!iterations_.empty() && !iterations_.back()->is_over);
     iterations_.back()->is_over = true;
     iterations_.back()->is_abandoned = true;
-    changed_.notify_one();
+    changed_.notify_all();
 }
 
 void ContextQueue::request_ended(std::uint64_t request) {
     const std::lock_guard lock(mutex_);
     requests_ended_.push_back(request);
-    changed_.notify_one();
+    changed_.notify_all();
 }
 
 void ContextQueue::close() {
@@ -93,7 +93,26 @@ std::uint64_t ContextQueue::num_dropped() const {
     return num_dropped_;
 }
 
+bool ContextQueue::pause(std::chrono::steady_clock::time_point deadline) {
+    std::unique_lock lock(mutex_);
+    FMOE_CHECK(!is_paused_);
+    is_paused_ = changed_.wait_until(lock, deadline,
+                                     [this] { return !is_handling_ && is_between_iterations(); });
+    return is_paused_;
+}
+
+void ContextQueue::resume() {
+    const std::lock_guard lock(mutex_);
+    is_paused_ = false;
+    changed_.notify_all();
+}
+
+bool ContextQueue::is_between_iterations() const {
+    return iterations_.empty() || !iterations_.front()->has_begun;
+}
+
 bool ContextQueue::has_event() const {
+    if (is_paused_) return false;
     if (iterations_.empty()) return !requests_ended_.empty();
     const Iteration& front = *iterations_.front();
     return !front.has_begun || front.is_over || front.gates_read < front.gates.size();
@@ -116,28 +135,33 @@ bool ContextQueue::try_consume(Predictor& predictor, std::vector<Prediction>& ou
 
 void ContextQueue::handle_event(std::unique_lock<std::mutex> lock, Predictor& predictor,
                                 std::vector<Prediction>& out) {
+    is_handling_ = true;
+    const auto unlocked = [&](auto call) {
+        lock.unlock();
+        call();
+        lock.lock();
+    };
     if (iterations_.empty()) {
         const auto ended = std::exchange(requests_ended_, {});
-        lock.unlock();
-        for (std::uint64_t request : ended) predictor.request_ended(request);
-        return;
-    }
-    // The front stays where it is while it has begun: only this thread removes it.
-    Iteration& front = *iterations_.front();
-    if (!front.has_begun) {
+        unlocked([&] {
+            for (std::uint64_t request : ended) predictor.request_ended(request);
+        });
+    } else if (Iteration& front = *iterations_.front(); !front.has_begun) {
+        // The front stays where it is while it has begun: only this thread removes it.
         front.has_begun = true;
-        lock.unlock();
-        begin(front, predictor, out);
+        unlocked([&] { begin(front, predictor, out); });
     } else if (front.gates_read < front.gates.size() && !front.is_abandoned) {
         const Gate& gate = front.gates[front.gates_read++];
-        lock.unlock();
-        observe(front, gate, predictor, out);
+        unlocked([&] { observe(front, gate, predictor, out); });
     } else {
         const std::unique_ptr<Iteration> over = std::move(iterations_.front());
         iterations_.pop_front();
-        lock.unlock();
-        if (!over->is_abandoned) predictor.iteration_ended(out);
+        unlocked([&] {
+            if (!over->is_abandoned) predictor.iteration_ended(out);
+        });
     }
+    is_handling_ = false;
+    changed_.notify_all();
 }
 
 void ContextQueue::begin(Iteration& iteration, Predictor& predictor,

@@ -77,6 +77,17 @@ std::vector<EntryRef> MapStore::insert(std::span<const NewMap> batch) {
     return refs;
 }
 
+EntryRef MapStore::put(int entry, const NewMap& map) {
+    require(entry >= 0 && entry <= size_ && entry < capacity_,
+            "map store: entry " + std::to_string(entry) + " of " + std::to_string(size_) +
+                " cannot be written");
+    check_finite(map);
+    size_ = std::max(size_, entry + 1);
+    write(entry, map);
+    ++version_;
+    return ref(entry);
+}
+
 float MapStore::redundancy(float semantic_score, float map_score) const noexcept {
     const auto layers = static_cast<float>(geometry().num_layers);
     const auto distance =

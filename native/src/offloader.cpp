@@ -1,9 +1,11 @@
 #include "fmoe/offloader.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "fmoe/errors.h"
+#include "fmoe/map_store.h"
 
 namespace fmoe {
 
@@ -93,7 +95,6 @@ void Offloader::begin_iteration(const IterationContext& given) {
         stats_.rows.resize(static_cast<std::size_t>(given.num_rows));
         seen_.assign(stats_.rows.size() * is_needed_.size(), 0);
         stamp_ = 0;
-        transfers_before_ = transfers_.counters();
         has_prefill_ = std::find(given.phases, given.phases + given.num_rows, Phase::prefill) !=
                        given.phases + given.num_rows;
         context.iteration = ++iteration_;
@@ -287,6 +288,10 @@ IterationStats Offloader::end_iteration() {
         planner_.iteration_ended();
         settle();
         stats_.transfers = difference(transfers_.counters(), transfers_before_);
+        stats_.score = {score_.count - score_before_.count, score_.sum - score_before_.sum};
+        transfers_before_ = transfers_.counters();
+        score_before_ = score_;
+        stats_.num_maps = num_maps_;
     }
     if (predictor_ != nullptr) {
         contexts_.end_iteration();
@@ -333,11 +338,27 @@ void Offloader::wait_until_idle() {
     }
 }
 
+void Offloader::borrow_maps(double timeout_s) {
+    {
+        const std::lock_guard lock(mutex_);
+        check_usable();
+    }
+    require(map_store() != nullptr, "offloader: the policy learns no expert maps");
+    if (!contexts_.pause(after(timeout_s)))
+        throw TimeoutError("the iteration in progress did not end within " +
+                           std::to_string(timeout_s) + " s; its maps cannot be borrowed now");
+}
+
+void Offloader::return_maps() {
+    count_maps();
+    contexts_.resume();
+}
+
 OffloaderCounters Offloader::counters() {
     const std::lock_guard lock(mutex_);
     check_usable();
-    return {planner_.counters(), transfers_.counters(), stall_s_, iteration_,
-            contexts_.num_dropped()};
+    return {planner_.counters(), transfers_.counters(),   stall_s_,
+            iteration_,          contexts_.num_dropped(), score_};
 }
 
 void Offloader::check_integrity() {
@@ -404,17 +425,31 @@ void Offloader::link_loop() {
 
 void Offloader::matcher_loop() {
     std::vector<Prediction> predictions;
-    while (contexts_.consume(*predictor_, predictions)) post(predictions);
+    while (contexts_.consume(*predictor_, predictions)) {
+        count_maps();
+        post(predictions);
+    }
 }
 
 void Offloader::predict_now() {
-    while (contexts_.try_consume(*predictor_, predictions_)) post(predictions_);
+    while (contexts_.try_consume(*predictor_, predictions_)) {
+        count_maps();
+        post(predictions_);
+    }
+}
+
+void Offloader::count_maps() {
+    if (const MapStore* maps = predictor_->store()) num_maps_ = maps->size();
 }
 
 void Offloader::post(std::vector<Prediction>& predictions) {
     if (predictions.empty()) return;
     const std::lock_guard lock(mutex_);
-    for (const Prediction& prediction : predictions) planner_.predicted(prediction);
+    for (const Prediction& prediction : predictions) {
+        score_.count += prediction.score.size();
+        score_.sum += std::accumulate(prediction.score.begin(), prediction.score.end(), 0.0);
+        planner_.predicted(prediction);
+    }
     predictions.clear();
     settle();
     progress_.notify_all();  // a hold may have lapsed

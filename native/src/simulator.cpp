@@ -60,6 +60,7 @@ void Simulator::run(std::span<const Sequence> sequences) {
 void Simulator::run_iteration(std::span<const ScheduledRow> rows) {
     const bool has_prefill =
         std::any_of(rows.begin(), rows.end(), [](const ScheduledRow& r) { return r.is_prefill; });
+    const double begin = now_;
     in_flight_.clear();  // the planner would drop what was made for an iteration that is over
     recall_.iteration_started(rows);
     planner_.iteration_started(
@@ -70,6 +71,10 @@ void Simulator::run_iteration(std::span<const ScheduledRow> rows) {
         publish_predictions();
     }
     for (int layer = 0; layer < trace_.geometry.num_layers; ++layer) run_layer(rows, layer);
+    if (!has_prefill) {
+        decode_tokens_ += rows.size();
+        decode_time_ += now_ - begin;
+    }
     planner_.iteration_ended();
     pump_commands();
     if (predictor_ != nullptr) {
@@ -183,7 +188,9 @@ void Simulator::pump_commands() {
 }
 
 SimulationResult Simulator::result() const {
-    return {num_steps_, num_tokens_, now_, compute_, stall_, planner_.counters(), recall_.counts()};
+    return {num_steps_,      num_tokens_,    now_,         compute_,
+            stall_,          decode_tokens_, decode_time_, planner_.counters(),
+            recall_.counts()};
 }
 
 }  // namespace fmoe

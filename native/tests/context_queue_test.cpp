@@ -1,5 +1,6 @@
 #include "fmoe/context_queue.h"
 
+#include <chrono>
 #include <string>
 #include <thread>
 #include <utility>
@@ -122,6 +123,46 @@ void close_wakes_the_consumer() {
     consumer.join();
 }
 
+void a_paused_queue_hands_out_nothing_and_takes_everything() {
+    ContextQueue queue(kGeometry, 4);
+    Recorder recorder;
+    const auto now = [] { return std::chrono::steady_clock::now(); };
+    begin(queue, 1);
+    CHECK(queue.pause(now()));  // nothing has begun on the read side
+    gate(queue, 0);
+    CHECK(drain(queue, recorder).empty());
+    queue.resume();
+    CHECK(drain(queue, recorder) == "s1g0");
+    CHECK(!queue.pause(now()));  // in the middle of an iteration
+    gate(queue, 1);
+    queue.end_iteration();
+    CHECK(drain(queue, recorder) == "g1e ");
+    CHECK(queue.pause(now()));
+    queue.request_ended(3);
+    iterate(queue, 2);
+    CHECK(drain(queue, recorder).empty());
+    queue.resume();
+    CHECK(drain(queue, recorder) == "r3s2g0g1e ");
+}
+
+void a_borrower_never_meets_the_consumer() {
+    ContextQueue queue(kGeometry, 4);
+    Recorder recorder;
+    std::thread consumer([&] {
+        std::vector<Prediction> predictions;
+        while (queue.consume(recorder, predictions)) {
+        }
+    });
+    for (std::uint64_t iteration = 1; iteration <= 500; ++iteration) {
+        iterate(queue, iteration);
+        CHECK(queue.pause(std::chrono::steady_clock::now() + std::chrono::seconds(10)));
+        recorder.heard.clear();  // a race here is seen by the thread sanitizer
+        queue.resume();
+    }
+    queue.close();
+    consumer.join();
+}
+
 }  // namespace
 
 int main() {
@@ -130,4 +171,6 @@ int main() {
     an_ended_request_outlives_the_iteration_dropped_before_it();
     an_abandoned_or_incomplete_iteration_is_not_learnt_from();
     close_wakes_the_consumer();
+    a_paused_queue_hands_out_nothing_and_takes_everything();
+    a_borrower_never_meets_the_consumer();
 }

@@ -28,6 +28,7 @@ def cluster() -> Iterator[str]:
         log_to_driver=False,
         object_store_memory=100_000_000,
         _temp_dir=folder,
+        _system_config={"metrics_report_interval_ms": 500},
     )
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})

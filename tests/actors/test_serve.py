@@ -141,18 +141,48 @@ def test_the_builder_takes_the_settings_of_the_file(cluster: str) -> None:
     assert app.build_app.__annotations__["args"] is Settings
 
 
-def test_numbers_of_the_engine_reach_ray(client: httpx.Client) -> None:
+def test_ray_exports_the_numbers_of_the_engine(client: httpx.Client) -> None:
     import ray
 
     client.post("/v1/chat/completions", json=body())
-    port = ray.nodes()[0]["MetricsExportPort"]
-    url = f"http://127.0.0.1:{port}/metrics"
+    url = f"http://127.0.0.1:{ray.nodes()[0]['MetricsExportPort']}/metrics"
 
-    def is_exported() -> bool:
-        text = httpx.get(url).text
-        return "ray_fmoe_ttft_seconds_count" in text and "ray_fmoe_experts" in text
+    def exported(name: str, **labels: str) -> float:
+        """0 where there is none; of this application's replica that lives now."""
+        replica = client.get("/health").json()["replica"]
+        wanted = {"application": "stub", "replica": replica, "model": "tiny", **labels}
+        for line in httpx.get(url).text.splitlines():
+            found, _, value = line.rpartition(" ")
+            if found.startswith(f"ray_{name}{{") and all(
+                f'{key}="{label}"' in found for key, label in wanted.items()
+            ):
+                return float(value)
+        return 0.0
 
-    within(20, is_exported)
+    def own(sample: str) -> float:
+        lines = client.get("/metrics").text.splitlines()
+        return float(next(line for line in lines if line.startswith(f"{sample} ")).split()[-1])
+
+    within(20, lambda: exported("fmoe_steps_total") == own("fmoe_steps_total") > 0)
+    for name, labels in (
+        ("fmoe_experts_total", {"result": "hit"}),
+        ("fmoe_experts_total", {"result": "miss"}),
+        ("fmoe_bytes_total", {"cause": "on_demand"}),
+        ("fmoe_requests_total", {"finish_reason": "stop"}),
+        ("fmoe_generated_tokens_total", {}),
+        ("fmoe_ttft_seconds_count", {}),
+        ("fmoe_tpot_seconds_count", {}),
+        ("fmoe_queue_seconds_count", {}),
+    ):
+        inner = ",".join(f'{key}="{value}"' for key, value in labels.items())
+        sample = f"{name}{{{inner}}}" if labels else name
+        assert exported(name, **labels) == own(sample) > 0, name
+
+    def has_gauges() -> bool:  # Ray exports a gauge while steps are computed
+        client.post("/v1/chat/completions", json=body())
+        return exported("fmoe_expert_slots") == 4 and exported("fmoe_kv_slots") == 16
+
+    within(20, has_gauges)
 
 
 def test_nothing_is_left_of_a_deleted_application(cluster: str) -> None:

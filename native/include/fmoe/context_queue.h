@@ -3,6 +3,7 @@
 // whole, so the predictor sees either all of an iteration or nothing.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -29,6 +30,11 @@ public:
     void abandon_iteration();
     void request_ended(std::uint64_t request);
     void close();
+
+    // Keeps the consumer between two iterations until resume(), publishing goes on. Waits for the
+    // iteration that it has begun; false if that takes longer than the deadline.
+    bool pause(std::chrono::steady_clock::time_point deadline);
+    void resume();
 
     // Hands the next event to `predictor` outside the lock; waits for one. False once closed. What
     // it predicted is appended to `out`.
@@ -62,6 +68,7 @@ private:
     };
 
     bool has_event() const;
+    bool is_between_iterations() const;
     void handle_event(std::unique_lock<std::mutex> lock, Predictor& predictor,
                       std::vector<Prediction>& out);
     void begin(Iteration& iteration, Predictor& predictor, std::vector<Prediction>& out) const;
@@ -76,6 +83,8 @@ private:
     std::vector<std::uint64_t> requests_ended_;          // after the last iteration queued
     std::uint64_t num_dropped_ = 0;
     bool is_closed_ = false;
+    bool is_handling_ = false;  // the consumer is outside the lock
+    bool is_paused_ = false;
 };
 
 }  // namespace fmoe

@@ -70,6 +70,9 @@ public:
     // batch is stale if a later one replaced it. Throws std::invalid_argument for a probability
     // that is negative or not finite, before anything changes.
     std::vector<EntryRef> insert(std::span<const NewMap> batch);
+    // Stores the map as `entry`, over what is there; entry size() adds one while there is room. For
+    // owners that choose what to replace themselves. Throws as insert().
+    EntryRef put(int entry, const NewMap& map);
     // RDY = d/L * semantic + (L-d)/L * map, d clipped to L (paper 4.4).
     float redundancy(float semantic_score, float map_score) const noexcept;
     // Makes `next` the iteration after `previous`; does nothing where either is stale.

@@ -8,10 +8,10 @@
 //
 // Order of calls in an iteration:
 //   begin_iteration, then per layer: request, publish_gate, (wait, release)*; then end_iteration.
-// The gate is published before the wait, so that what is predicted from it moves while the layer
-// loads and computes.
+// A gate published after its layer was computed is as good, but what it leads to starts later.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -47,9 +47,17 @@ struct Delivery {
     int slot;
 };
 
+// Similarities of what predictions were made from, a row and layer each.
+struct PredictionScore {
+    std::uint64_t count = 0;
+    double sum = 0;
+};
+
 struct IterationStats {
     double stall_s = 0;  // that wait() blocked
-    TransferCounters transfers;
+    TransferCounters transfers;  // since the iteration before ended
+    PredictionScore score;       // of predictions posted since then
+    int num_maps = 0;       // that the predictor keeps
     GateOutcome total;
     std::vector<GateOutcome> rows;  // an expert counts once for each row that chose it
     // Of what the gates chose, experts of other shards included: equal on all shards of a step.
@@ -62,6 +70,7 @@ struct OffloaderCounters {
     double stall_s = 0;
     std::uint64_t iterations = 0;
     std::uint64_t iterations_dropped = 0;  // by the matcher's queue
+    PredictionScore score;
 };
 
 class Offloader {
@@ -82,8 +91,13 @@ public:
     }
 
     // What the predictor learns into, or null. Only before the first iteration and after close():
-    // in between it is the matcher's.
+    // in between it is the matcher's, and others borrow it.
     MapStore* map_store() { return predictor_ == nullptr ? nullptr : predictor_->store(); }
+    // Keeps the matcher between two iterations until return_maps(), so that one other thread may
+    // read and change map_store(), which must not be null. Inference goes on; what it publishes
+    // waits, and beyond the queue's capacity is not learnt. Throws TimeoutError.
+    void borrow_maps(double timeout_s);
+    void return_maps();
 
     // `context.iteration` is ignored: the offloader counts.
     void begin_iteration(const IterationContext& context);
@@ -130,6 +144,7 @@ private:
     void matcher_loop();
     // In line, for a predictor that is_synchronous().
     void predict_now();
+    void count_maps();
     // Runs a thread's loop; what it throws goes to the next caller.
     void guard(void (Offloader::*loop)());
 
@@ -167,6 +182,8 @@ private:
     bool has_prefill_ = false;
     IterationStats stats_;
     TransferCounters transfers_before_;
+    PredictionScore score_;
+    PredictionScore score_before_;
     double stall_s_ = 0;
     std::uint64_t iteration_ = 0;
     RunningMedian decode_layer_s_;   // from one gate to the next, stall left out
@@ -178,6 +195,7 @@ private:
 
     std::unique_ptr<Predictor> predictor_;
     bool is_synchronous_ = false;
+    std::atomic<int> num_maps_ = 0;  // of the predictor's store, as the matcher left it
     ContextQueue contexts_;
     std::vector<Prediction> predictions_;  // of a synchronous predictor
     std::thread link_;

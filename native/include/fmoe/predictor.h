@@ -46,13 +46,20 @@ struct Prediction {
     int num_layers = 0;
     int num_rows = 0;
     std::vector<float> p;      // [R, num_layers, J]
+    // [R, num_layers, J], or empty where it is not predicted: given that the iteration it speaks of
+    // does without the expert, E[exp(1 - n)], n the iterations after that one until the first use.
+    std::vector<float> later;
     std::vector<float> score;  // [R, num_layers] similarity that found it, 1 where there is none
 
     // Of this shape, with p and score 0: a row that is left so says nothing.
     static Prediction blank(std::uint64_t iteration, int observed_layer, int first_layer,
                             int num_layers, int num_rows, int num_experts) {
-        Prediction prediction{iteration,  observed_layer, false, first_layer,
-                              num_layers, num_rows,       {},    {}};
+        Prediction prediction;
+        prediction.iteration = iteration;
+        prediction.observed_layer = observed_layer;
+        prediction.first_layer = first_layer;
+        prediction.num_layers = num_layers;
+        prediction.num_rows = num_rows;
         const auto blocks = static_cast<std::size_t>(num_rows) * num_layers;
         prediction.p.assign(blocks * num_experts, 0);
         prediction.score.assign(blocks, 0);
@@ -93,6 +100,10 @@ public:
     virtual MapStore* store() { return nullptr; }
     // True: it reads GateObservation::speculative, which is computed for it alone.
     virtual bool wants_speculative() const { return false; }
+    // A predictor that has learnt the same and goes its own way from here, so that what one was
+    // taught can be tried in many settings; null unless can_clone().
+    virtual std::unique_ptr<Predictor> clone() const { return nullptr; }
+    virtual bool can_clone() const { return false; }
 };
 
 }  // namespace fmoe

@@ -43,6 +43,8 @@ struct SimulationResult {
     double time = 0;
     double compute = 0;
     double stall = 0;
+    std::uint64_t decode_tokens = 0;  // rows of the steps without a prefill
+    double decode_time = 0;           // of those steps
     PlannerCounters counters;
     std::array<RecallCount, PredictionRecall::kMaxDistance> recall{};
 };
@@ -64,6 +66,7 @@ public:
 
     SimulationResult result() const;
     const Planner& planner() const noexcept { return planner_; }
+    const Predictor* predictor() const noexcept { return predictor_.get(); }
 
 private:
     struct Delivery {
@@ -103,6 +106,8 @@ private:
     double now_ = 0;
     double compute_ = 0;
     double stall_ = 0;
+    std::uint64_t decode_tokens_ = 0;
+    double decode_time_ = 0;
 };
 
 }  // namespace fmoe

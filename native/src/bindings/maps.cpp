@@ -145,6 +145,14 @@ void bind_store(nb::module_& m) {
                  for (int i = 0; i < s.size(); ++i) found.push_back(s.successor(i).index);
                  return to_numpy(std::move(found), {static_cast<std::size_t>(s.size())});
              })
+        .def(
+            "generations",
+            [](const MapStore& s) {
+                std::vector<std::uint32_t> found;
+                for (int i = 0; i < s.size(); ++i) found.push_back(s.ref(i).generation);
+                return to_numpy(std::move(found), {static_cast<std::size_t>(s.size())});
+            },
+            "[N] moves on with every replacement of an entry.")
         .def("token_ids",
              [](const MapStore& s) {
                  std::vector<std::int32_t> found;

@@ -181,15 +181,21 @@ void bind_counters(nb::module_& m) {
         .def_ro("prefetches_wasted", &PlannerCounters::prefetches_wasted)
         .def_ro("prefetches_cancelled", &PlannerCounters::prefetches_cancelled)
         .def_ro("evictions", &PlannerCounters::evictions);
+    nb::class_<PredictionScore>(m, "PredictionScore")
+        .def_ro("count", &PredictionScore::count)
+        .def_ro("sum", &PredictionScore::sum);
     nb::class_<OffloaderCounters>(m, "OffloaderCounters")
         .def_ro("planner", &OffloaderCounters::planner)
         .def_ro("transfers", &OffloaderCounters::transfers)
         .def_ro("stall_s", &OffloaderCounters::stall_s)
         .def_ro("iterations", &OffloaderCounters::iterations)
-        .def_ro("iterations_dropped", &OffloaderCounters::iterations_dropped);
+        .def_ro("iterations_dropped", &OffloaderCounters::iterations_dropped)
+        .def_ro("score", &OffloaderCounters::score);
     nb::class_<IterationStats>(m, "IterationStats")
         .def_ro("stall_s", &IterationStats::stall_s)
         .def_ro("transfers", &IterationStats::transfers)
+        .def_ro("score", &IterationStats::score)
+        .def_ro("num_maps", &IterationStats::num_maps)
         .def_ro("total", &IterationStats::total)
         .def_ro("routing_checksum", &IterationStats::routing_checksum)
         .def_prop_ro(
@@ -218,6 +224,18 @@ void bind_offloader(nb::module_& m) {
         .def_prop_ro(
             "map_store", [](PyOffloader& self) { return self->map_store(); },
             nb::rv_policy::reference_internal, nb::sig("def map_store(self) -> MapStore | None"))
+        .def(
+            "borrow_maps",
+            [](PyOffloader& self, double timeout_s) {
+                {
+                    const nb::gil_scoped_release released;
+                    self->borrow_maps(timeout_s);
+                }
+                return self->map_store();
+            },
+            "timeout_s"_a, nb::rv_policy::reference_internal)
+        .def(
+            "return_maps", [](PyOffloader& self) { self->return_maps(); }, release)
         .def_prop_ro("wants_gates", [](PyOffloader& self) { return self->wants_gates(); })
         .def_prop_ro("wants_speculative",
                      [](PyOffloader& self) { return self->wants_speculative(); })

@@ -103,6 +103,8 @@ void bind_result(nb::module_& m) {
         .def_ro("time", &SimulationResult::time)
         .def_ro("compute", &SimulationResult::compute)
         .def_ro("stall", &SimulationResult::stall)
+        .def_ro("decode_tokens", &SimulationResult::decode_tokens)
+        .def_ro("decode_time", &SimulationResult::decode_time)
         .def_prop_ro("hits", [](const SimulationResult& r) { return r.counters.hits; })
         .def_prop_ro("late", [](const SimulationResult& r) { return r.counters.late; })
         .def_prop_ro("misses", [](const SimulationResult& r) { return r.counters.misses; })
@@ -195,6 +197,17 @@ void bind_simulator(nb::module_& m) {
                 self.run(to_sequences(sequences));
             },
             "sequences"_a)
+        .def_prop_ro("can_clone_predictor",
+                     [](const Simulator& self) {
+                         return self.predictor() != nullptr && self.predictor()->can_clone();
+                     })
+        .def(
+            "clone_predictor",
+            [](const Simulator& self) {
+                return self.predictor() == nullptr ? nullptr : self.predictor()->clone().release();
+            },
+            nb::rv_policy::take_ownership, nb::sig("def clone_predictor(self) -> Predictor | None"),
+            "As the predictor is now; None unless can_clone_predictor.")
         .def("result", &Simulator::result)
         .def("check_integrity", [](const Simulator& self) { self.planner().check_integrity(); });
 }

@@ -1,8 +1,10 @@
 #include "floor.h"
+#include "fmoe/policies/plus_policy.h"
 #include "fmoe/policies/prefetch_policy.h"
 #include "fmoe/policy_factory.h"
 #include "fmoe/predictors/hit_count_predictor.h"
 #include "fmoe/predictors/map_predictor.h"
+#include "fmoe/predictors/online_predictor.h"
 #include "fmoe/predictors/speculative_predictor.h"
 #include "fmoe/predictors/stride_predictor.h"
 
@@ -53,6 +55,15 @@ PolicyParts make_promoe(const PolicyParams& params) {
             prefetching("lru", false, params)};
 }
 
+PolicyParts make_plus(const PolicyParams& params) {
+    // Models learn from every d at once; d is kept for the store's redundancy alone.
+    const StoreShape shape{params.geometry, params.embedding_size, params.prefetch_distance};
+    std::unique_ptr<Eviction> eviction;
+    if (params.eviction != "policy") eviction = make_eviction(params.eviction, params.geometry);
+    return {std::make_unique<OnlinePredictor>(shape, params.store_capacity),
+            std::make_unique<PlusPolicy>(params, std::move(eviction))};
+}
+
 // Settings that not every policy uses; any other value of one that is not used would be ignored.
 enum Parameter : unsigned {
     kEviction = 1,
@@ -86,6 +97,9 @@ constexpr Entry kPolicies[] = {
     {"ema", "none", "on demand; evicts the expert of the lowest decayed frequency", kEviction,
      [](const PolicyParams& params) { return on_demand("ema", params); }},
     {"no-offload", "none", "everything resident: the latency floor", 0, make_no_offload},
+    {"fmoe+", "online",
+     "learns online; holds what is worth most, prefetches what pays, never loses to lru or ema",
+     make_plus},
     {"fmoe", "map", "the paper: expert maps, semantic and trajectory search, delta, 1/(p*freq)",
      kMaps, [](const PolicyParams& params) { return by_maps({true, true}, params); }},
     {"deepspeed", "none", "DeepSpeed-Inference: on demand, expert-agnostic; decides as lru",

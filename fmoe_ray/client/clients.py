@@ -1,16 +1,15 @@
-"""Client and AsyncClient: a server's answers over HTTP, its errors as this package's exceptions."""
+"""Client and AsyncClient. They know what to ask, and not how it gets there."""
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, closing
 from typing import Any, Literal, Self, overload
 
-import httpx
+from fmoe_ray.client.answers import Answer, Body, Piece, read_answer, read_chunk
+from fmoe_ray.client.transport import AsyncTransport, Endpoint, Transport
+from fmoe_ray.errors import ConfigError
 
-from fmoe_ray.errors import UnavailableError
-from fmoe_ray.wire import Answer, Piece, StreamReader, read_answer, read_error, read_model_names
-
-_CHAT, _COMPLETIONS, _MODELS = "/v1/chat/completions", "/v1/completions", "/v1/models"
-_CONNECT_TIMEOUT_S = 10.0
+_CHAT: Endpoint = "chat/completions"
+_COMPLETIONS: Endpoint = "completions"
 
 
 class Client:
@@ -18,6 +17,10 @@ class Client:
 
         with Client("http://127.0.0.1:8000") as client:
             print(client.chat([{"role": "user", "content": "Hello"}], max_tokens=20).text)
+
+    `target` is an address, `http://`, `https://` or `ray://`, or the handle of a Serve deployment
+    inside the cluster. Over `ray://` Ray and Python must be of the cluster's minor versions, and
+    `application` names the Serve application where there are several.
 
     `model` defaults to the one the server has. Further keyword arguments (max_tokens, temperature,
     top_p, top_k, seed, stop) go into the request's body as they are. Every method raises
@@ -28,13 +31,15 @@ class Client:
 
     def __init__(
         self,
-        base_url: str,
+        target: Any,
         *,
         model: str | None = None,
         api_key: str | None = None,
         timeout_s: float = 60.0,
+        application: str | None = None,
     ) -> None:
-        self._http = httpx.Client(**_options(base_url, api_key, timeout_s))
+        """Raises ConfigError for a target of another kind or a setting that it does not take."""
+        self._transport = _transport(target, api_key, timeout_s, application)
         self._model = model
 
     @overload
@@ -71,12 +76,10 @@ class Client:
         return self._stream(_COMPLETIONS, body) if stream else self._answer(_COMPLETIONS, body)
 
     def models(self) -> list[str]:
-        with _our_errors():
-            response = self._http.get(_MODELS)
-        return read_model_names(response)
+        return self._transport.models()
 
     def close(self) -> None:
-        self._http.close()
+        self._transport.close()
 
     def __enter__(self) -> Self:
         return self
@@ -84,21 +87,14 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _answer(self, path: str, body: dict[str, Any]) -> Answer:
-        with _our_errors():
-            response = self._http.post(path, json={"model": self._model_name(), **body})
-        return read_answer(response)
+    def _answer(self, endpoint: Endpoint, body: Body) -> Answer:
+        return read_answer(self._transport.answer(endpoint, {"model": self._model_name(), **body}))
 
-    def _stream(self, path: str, body: dict[str, Any]) -> Iterator[Piece]:
+    def _stream(self, endpoint: Endpoint, body: Body) -> Iterator[Piece]:
         request = _stream_body(self._model_name(), body)
-        with _our_errors(), self._http.stream("POST", path, json=request) as response:
-            if response.is_error:
-                response.read()
-                raise read_error(response)
-            reader = StreamReader()
-            for line in response.iter_lines():
-                yield from reader.read(line)
-            reader.finish()
+        with closing(self._transport.stream(endpoint, request)) as chunks:
+            for chunk in chunks:
+                yield from read_chunk(chunk)
 
     def _model_name(self) -> str:
         if self._model is None:
@@ -111,13 +107,14 @@ class AsyncClient:
 
     def __init__(
         self,
-        base_url: str,
+        target: Any,
         *,
         model: str | None = None,
         api_key: str | None = None,
         timeout_s: float = 60.0,
+        application: str | None = None,
     ) -> None:
-        self._http = httpx.AsyncClient(**_options(base_url, api_key, timeout_s))
+        self._transport = _async_transport(target, api_key, timeout_s, application)
         self._model = model
 
     @overload
@@ -155,12 +152,10 @@ class AsyncClient:
         )
 
     async def models(self) -> list[str]:
-        with _our_errors():
-            response = await self._http.get(_MODELS)
-        return read_model_names(response)
+        return await self._transport.models()
 
     async def close(self) -> None:
-        await self._http.aclose()
+        await self._transport.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -168,24 +163,16 @@ class AsyncClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _answer(self, path: str, body: dict[str, Any]) -> Answer:
+    async def _answer(self, endpoint: Endpoint, body: Body) -> Answer:
         model = await self._model_name()
-        with _our_errors():
-            response = await self._http.post(path, json={"model": model, **body})
-        return read_answer(response)
+        return read_answer(await self._transport.answer(endpoint, {"model": model, **body}))
 
-    async def _stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[Piece]:
+    async def _stream(self, endpoint: Endpoint, body: Body) -> AsyncIterator[Piece]:
         request = _stream_body(await self._model_name(), body)
-        with _our_errors():
-            async with self._http.stream("POST", path, json=request) as response:
-                if response.is_error:
-                    await response.aread()
-                    raise read_error(response)
-                reader = StreamReader()
-                async for line in response.aiter_lines():
-                    for piece in reader.read(line):
-                        yield piece
-                reader.finish()
+        async with aclosing(self._transport.stream(endpoint, request)) as chunks:
+            async for chunk in chunks:
+                for piece in read_chunk(chunk):
+                    yield piece
 
     async def _model_name(self) -> str:
         if self._model is None:
@@ -193,26 +180,45 @@ class AsyncClient:
         return self._model
 
 
-def _options(base_url: str, api_key: str | None, timeout_s: float) -> dict[str, Any]:
-    # The time-out is between two reads, not for the whole answer: during long waits the server
-    # sends comments.
-    return {
-        "base_url": base_url,
-        "headers": {} if api_key is None else {"authorization": f"Bearer {api_key}"},
-        "timeout": httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S),
-    }
-
-
-def _stream_body(model: str, body: dict[str, Any]) -> dict[str, Any]:
+def _stream_body(model: str, body: Body) -> Body:
     options = {"stream": True, "stream_options": {"include_usage": True}}
     return {"model": model, **options, **body}
 
 
-@contextmanager
-def _our_errors() -> Iterator[None]:
-    try:
-        yield
-    except httpx.TimeoutException as error:
-        raise UnavailableError(f"no answer in time: {error!r}") from error
-    except httpx.TransportError as error:
-        raise UnavailableError(f"the connection failed: {error}") from error
+def _transport(
+    target: Any, api_key: str | None, timeout_s: float, application: str | None
+) -> Transport:
+    if _is_http(target, api_key, application):
+        from fmoe_ray.client.http import HttpTransport
+
+        return HttpTransport(target, api_key, timeout_s)
+    from fmoe_ray.actors.client import RayTransport
+
+    return RayTransport(target, application, timeout_s)
+
+
+def _async_transport(
+    target: Any, api_key: str | None, timeout_s: float, application: str | None
+) -> AsyncTransport:
+    if _is_http(target, api_key, application):
+        from fmoe_ray.client.http import AsyncHttpTransport
+
+        return AsyncHttpTransport(target, api_key, timeout_s)
+    from fmoe_ray.actors.client import AsyncRayTransport
+
+    return AsyncRayTransport(target, application, timeout_s)
+
+
+def _is_http(target: Any, api_key: str | None, application: str | None) -> bool:
+    is_http = isinstance(target, str) and target.startswith(("http://", "https://"))
+    if isinstance(target, str) and not is_http and not target.startswith("ray://"):
+        raise ConfigError(
+            f"{target!r} is no address of a server; write http://HOST:PORT or ray://HOST:PORT"
+        )
+    if is_http and application is not None:
+        raise ConfigError(
+            f"application {application!r} has no effect over HTTP: its address names it"
+        )
+    if not is_http and api_key is not None:
+        raise ConfigError("api_key has no effect over Ray: whoever reaches the cluster is let in")
+    return is_http

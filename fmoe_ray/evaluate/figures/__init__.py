@@ -1,0 +1,1 @@
+"""The figures and tables of the paper, each drawn from what this project can measure."""
