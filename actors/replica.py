@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 LEAVE_AFTER_S = 0.5
 """Between the end of the engine and the end of the process: answers in flight get out."""
 
+SHARDS_LEAVE_S = 5.0
+"""Shards that were told to leave unlink what they hold in shared memory within this time."""
+
 
 class Replica(HandleCalls):
     """One hop from client to engine: the replica is the ASGI application itself."""
@@ -99,6 +102,7 @@ class Replica(HandleCalls):
             task.cancel()
         await self._engine.drain(self._settings.server.drain_timeout_s)
         await self._engine.close()
+        await self._gang.ended(SHARDS_LEAVE_S)
 
 
 ReplicaDeployment: Any = serve.deployment(name="Replica")(serve.ingress()(Replica))

@@ -226,12 +226,14 @@ class StepRunner:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.run, plan)
 
     async def close(self) -> None:
-        """Waits for the step in progress, then gives up slots and store."""
+        """Ends a sum in progress with an error, then gives up slots and store."""
+        self._group.close()
         await asyncio.get_running_loop().run_in_executor(self._thread, self._release)
         self._thread.shutdown()
 
     def shutdown(self) -> None:
         """`close` without an event loop."""
+        self._group.close()
         self._thread.submit(self._release).result()
         self._thread.shutdown()
 
@@ -244,7 +246,6 @@ class StepRunner:
         self._offloader.check_integrity()
 
     def _release(self) -> None:
-        self._group.close()
         self._experts.close()
         self._offloader.close()
         self._store.close()
