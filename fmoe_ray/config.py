@@ -157,7 +157,7 @@ class OffloadSettings(_Section):
     shared the store's actor reads and writes it, on the head node while that lives."""
     share_maps: bool = True
     """In a cluster the replicas of one model learn from each other, through a store actor. Without
-    it each replica learns alone, and only one of them should have a `store_path`."""
+    it each replica learns alone, and adds what it has learnt to `store_path` when it leaves."""
     pooling: Literal["mean", "last", "max"] = "mean"
     """How a prompt's token embeddings become one semantic embedding."""
     chunk_bytes: SizeField = 4 * 2**20
@@ -167,7 +167,8 @@ class OffloadSettings(_Section):
     link_gbps: Annotated[float, Field(gt=0)] | None = None
     """CPU device only: throttles copies to this rate (GB/s), to study a slower link."""
     record_path: str | None = None
-    """Writes a routing trace of everything served to this file."""
+    """Writes a routing trace of everything served to this file, when the shards leave. In a cluster
+    each replica has a file of its own: its identity stands before the suffix."""
     transfer_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """A step that waits longer for an expert fails with an error instead of hanging."""
 
@@ -208,8 +209,14 @@ class ServerSettings(_Section):
     """Accepted bearer tokens; none means that no key is asked for."""
     keep_alive_s: Annotated[float, Field(gt=0)] = 10.0
     """A stream without tokens for this long sends a comment, so that proxies keep it open."""
-    drain_timeout_s: Annotated[float, Field(ge=0)] = 15.0
-    """A replica that is shut down finishes what it has begun within this time."""
+    stream_interval_ms: Annotated[float, Field(ge=0)] = 4.0
+    """Tokens that come within this time of the chunk before are sent in one chunk: each chunk costs
+    the proxy far more than a token. The first token is never held back, nor one that comes later
+    than that; 0 sends every token alone."""
+    save_timeout_s: Annotated[float, Field(gt=0)] = 15.0
+    """A replica that is shut down waits this long for its shards to write maps and traces and to
+    leave shared memory. Before that Serve has let its requests finish; the deployment's
+    graceful_shutdown_timeout_s bounds both together."""
 
 
 class Settings(_Section):

@@ -161,18 +161,23 @@ class StepRunner:
         )
         model.warm_up()
         free = free_host_bytes(model.kv_bytes, group.size) if device.type == "cpu" else None
-        offloader = open_offloader(loaded, settings.offload, group, policy_parts, free)
-        tap = RouterTap(loaded.model)
-        recorder = None
-        if settings.offload.record_path is not None and group.rank == 0:
-            recorder = StepRecorder(settings.offload.record_path, num_experts=loaded.num_experts)
-        maps = LearnedMaps.open(
-            settings.offload,
-            offloader,
-            fingerprint=loaded.fingerprint,
-            is_saved=group.rank == 0,
-        )
-        experts = OffloadedExperts(loaded, offloader, tap, recorder, group)
+        with ExitStack() as undo:
+            offloader = open_offloader(loaded, settings.offload, group, policy_parts, free)
+            undo.callback(offloader.close)
+            tap = RouterTap(loaded.model)
+            undo.callback(tap.close)
+            recorder = None
+            if settings.offload.record_path is not None and group.rank == 0:
+                path = settings.offload.record_path
+                recorder = StepRecorder(path, num_experts=loaded.num_experts)
+            maps = LearnedMaps.open(
+                settings.offload,
+                offloader,
+                fingerprint=loaded.fingerprint,
+                is_saved=group.rank == 0,
+            )
+            experts = OffloadedExperts(loaded, offloader, tap, recorder, group)
+            undo.pop_all()
         bind_experts(loaded.experts.values(), experts)
         return cls(
             model=model,
@@ -228,14 +233,18 @@ class StepRunner:
     async def close(self) -> None:
         """Ends a sum in progress with an error, then gives up slots and store."""
         self._group.close()
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._release)
-        self._thread.shutdown()
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._release)
+        finally:
+            self._thread.shutdown()
 
     def shutdown(self) -> None:
         """`close` without an event loop."""
         self._group.close()
-        self._thread.submit(self._release).result()
-        self._thread.shutdown()
+        try:
+            self._thread.submit(self._release).result()
+        finally:
+            self._thread.shutdown()
 
     def counters(self) -> CacheCounters:
         """Of the expert cache, since it was made."""
@@ -246,13 +255,15 @@ class StepRunner:
         self._offloader.check_integrity()
 
     def _release(self) -> None:
-        self._experts.close()
-        self._offloader.close()
-        self._store.close()
-        if self._maps is not None:
-            self._maps.close()
-        if self._recorder is not None:
-            self._recorder.close()
+        """All of it, whatever fails; the last failure is raised."""
+        with ExitStack() as closing:  # from the last line to the first
+            if self._recorder is not None:
+                closing.callback(self._recorder.close)
+            if self._maps is not None:
+                closing.callback(self._maps.close)
+            closing.callback(self._store.close)
+            closing.callback(self._offloader.close)
+            closing.callback(self._experts.close)
 
     def run(self, plan: StepPlan) -> StepResult:
         """`step` on the calling thread: for use without an event loop, never beside it. Raises as
