@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -28,9 +29,6 @@ logger = logging.getLogger(__name__)
 LEAVE_AFTER_S = 0.5
 """Between the end of the engine and the end of the process: answers in flight get out."""
 
-SHARDS_LEAVE_S = 5.0
-"""Shards that were told to leave unlink what they hold in shared memory within this time."""
-
 
 class Replica(HandleCalls):
     """One hop from client to engine: the replica is the ASGI application itself."""
@@ -45,7 +43,8 @@ class Replica(HandleCalls):
         assert group is not None, "the deployment has no placement group"
         await check_node(settings, backend, group)
         self._settings = settings
-        self._gang = ShardGang(settings, backend, group)
+        tag = serve.get_replica_context().replica_tag
+        self._gang = ShardGang(with_own_trace(settings, tag), backend, group)
         channel, tokenizer = await asyncio.gather(
             self._gang.start(), asyncio.to_thread(backend.load_tokenizer, settings)
         )
@@ -67,7 +66,7 @@ class Replica(HandleCalls):
         self._service = Service(
             engine=self._engine,
             model_name=settings.model.name,
-            replica=serve.get_replica_context().replica_tag,
+            replica=tag,
             settings=settings.server,
             metrics=metrics,
             started_at=int(time.time()),
@@ -117,9 +116,18 @@ class Replica(HandleCalls):
             return  # __init__ has failed: there is nothing to finish
         for task in self._tasks:
             task.cancel()
-        await self._engine.drain(self._settings.server.drain_timeout_s)
         await self._engine.close()
-        await self._gang.ended(SHARDS_LEAVE_S)
+        await self._gang.ended(self._settings.server.save_timeout_s)
+
+
+def with_own_trace(settings: Settings, replica: str) -> Settings:
+    """Replicas that record do not overwrite each other, nor what one before them has recorded."""
+    if settings.offload.record_path is None:
+        return settings
+    path = Path(settings.offload.record_path)
+    own = str(path.with_name(f"{path.stem}.{replica}{path.suffix}"))
+    offload = settings.offload.model_copy(update={"record_path": own})
+    return settings.model_copy(update={"offload": offload})
 
 
 ReplicaDeployment: Any = serve.deployment(name="Replica")(serve.ingress()(Replica))
