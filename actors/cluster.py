@@ -7,7 +7,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from fmoe_ray.actors.resources import shard_resources
+from fmoe_ray.actors.resources import placement_options, shard_resources
 from fmoe_ray.config import Settings
 from fmoe_ray.engine.backend import Backend
 from fmoe_ray.errors import CapacityError, FmoeError
@@ -18,21 +18,51 @@ def check_cluster(settings: Settings, backend: Backend) -> None:
 
     Raises CapacityError, or what `backend.check` raises if this is the only node.
     """
-    if settings.model.device != "cuda" or settings.shards.wait_for_nodes:
-        return
-    num_gpus = [node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]]
-    is_packed = settings.shards.placement == "STRICT_PACK"
-    found = max(num_gpus, default=0) if is_packed else sum(num_gpus)
-    if found >= settings.shards.num_shards:
-        return
-    if len(num_gpus) == 1:
-        backend.check(settings)  # knows what else is missing
-    where = "one node" if is_packed else "the cluster"
-    raise CapacityError(
-        f"{settings.shards.num_shards} GPUs are needed on {where}, {found:.0f} are there; start "
-        "Ray where they are, set model.device: cpu, or set shards.wait_for_nodes: true if the "
-        "cluster adds nodes by itself"
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    remedy = (
+        "start Ray where they are, set model.device: cpu, or set shards.wait_for_nodes: true if "
+        "the cluster adds nodes by itself"
     )
+    if settings.shards.wait_for_nodes:
+        addable = _addable_nodes(settings.shards.num_shards)
+        if not addable:
+            return  # nobody tells what this cluster can add
+        nodes += addable
+        remedy = "set fewer shards.num_shards, or give the cluster a larger node type"
+    lack = find_lack(settings, nodes)
+    if lack is None:
+        return
+    if len(nodes) == 1 and settings.model.device == "cuda":
+        backend.check(settings)  # knows what else is missing
+    raise CapacityError(f"{lack}; {remedy}")
+
+
+def find_lack(settings: Settings, nodes: list[dict[str, float]]) -> str | None:
+    """Which resource of one replica `nodes` can never give, whatever else runs on them."""
+    bundles = placement_options(settings)["placement_group_bundles"]
+    is_packed = settings.shards.placement == "STRICT_PACK"
+    where = "one node" if is_packed else "the cluster"
+    for name in ("GPU", "CPU"):
+        needed = round(sum(bundle.get(name, 0) for bundle in bundles), 3)
+        amounts = [node.get(name, 0) for node in nodes]
+        found = max(amounts, default=0) if is_packed else sum(amounts)
+        if found < needed:
+            return f"{needed:g} {name}s are needed on {where}, {found:g} are there"
+        if is_packed:
+            nodes = [node for node in nodes if node.get(name, 0) >= needed]
+    return None
+
+
+def _addable_nodes(at_most: int) -> list[dict[str, float]]:
+    """Resources of each node that the autoscaler may add, `at_most` of a type; empty if unknown."""
+    config = ray._private.state.state.get_cluster_config()
+    if config is None:
+        return []
+    return [
+        dict(group.resources)
+        for group in config.node_group_configs
+        for _ in range(at_most if group.max_count < 0 else min(at_most, group.max_count))
+    ]
 
 
 async def check_node(settings: Settings, backend: Backend, group: PlacementGroup) -> None:

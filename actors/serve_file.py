@@ -13,7 +13,9 @@ from pydantic import BaseModel, ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from fmoe_ray.actors.replica import ReplicaDeployment
-from fmoe_ray.config import describe
+from fmoe_ray.config import Settings, describe
+from fmoe_ray.errors import ConfigError
+from fmoe_ray.policy import check_policy
 
 _PLACED_BY_BUILDER = ("placement_group_bundles", "placement_group_strategy", "ray_actor_options")
 
@@ -86,9 +88,13 @@ def _argument_mistakes(builder: Any, args: dict[str, Any]) -> Iterator[str]:
     if len(parameters) != 1 or not _is_model(parameters[0].annotation):
         return
     try:
-        parameters[0].annotation.model_validate(args)
+        settings = parameters[0].annotation.model_validate(args)
+        if isinstance(settings, Settings):
+            check_policy(settings.offload)
     except ValidationError as error:
         yield f"args: {describe(error)}"
+    except ConfigError as error:
+        yield f"args: {error}"
 
 
 def _deployment_mistakes(deployment: dict[str, Any]) -> Iterator[str]:

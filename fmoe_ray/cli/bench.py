@@ -50,6 +50,32 @@ def matcher(
 
 
 @app.command()
+def channel(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object instead of a table.")
+    ] = False,
+    shards: Annotated[list[int] | None, typer.Option(help="Shards; may be repeated.")] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Rows a step.")] = 16,
+    steps: Annotated[int, typer.Option(min=1, help="Steps timed.")] = 2000,
+) -> None:
+    """Time a step spends between replica and shards, beside the same over gloo."""
+    from fmoe_ray.actors.channel_bench import bench_channel, bench_gloo
+
+    measured = []
+    for number in shards or [1, 2]:
+        measured.append(bench_channel(num_shards=number, num_rows=rows, num_steps=steps))
+        measured.append(bench_gloo(num_shards=number, num_steps=steps))
+    if as_json:
+        typer.echo(json.dumps({"steps": [asdict(times) for times in measured]}))
+        return
+    for times in measured:
+        typer.echo(
+            f"{times.num_shards} shards, {times.transport:>4}: {times.median_us:.0f} us a step "
+            f"(10 to 90%: {times.p10_us:.0f} to {times.p90_us:.0f})"
+        )
+
+
+@app.command()
 def stream(
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object instead of a table.")

@@ -48,6 +48,11 @@ def deployment(document: dict[str, Any]) -> dict[str, Any]:
         (lambda d: application(d).update(import_path="fmoe_ray.no:build"), "fmoe_ray.no"),
         (lambda d: application(d)["args"].update(modle={}), "modle: unknown setting"),
         (lambda d: application(d)["args"]["offload"].update(budget="2 pounds"), "2 pounds"),
+        (lambda d: application(d)["args"]["offload"].update(policy="fmo"), "'fmo' is unknown"),
+        (
+            lambda d: application(d)["args"]["offload"].update(policy="lru", store_capacity=9),
+            "offload.store_capacity has no effect on policy lru",
+        ),
         (lambda d: d.pop("applications"), "applications"),
     ],
 )

@@ -187,6 +187,7 @@ private:
     // Written by the inference thread, under the mutex.
     Gate gate_;
     bool in_iteration_ = false;
+    bool is_queued_ = false;  // the iteration in progress reached the matcher's queue
     bool has_prefill_ = false;
     IterationStats stats_;
     TransferCounters transfers_before_;
