@@ -109,7 +109,7 @@ class RemoteMapStore:
         ray.kill(self._actor, no_restart=True)
 
     def _call(self, method: str, *args: Any, **options: Any) -> Any:
-        return _get(self._actor.call.remote(method, *args, **options))
+        return get_within(self._actor.call.remote(method, *args, **options))
 
 
 class MapLink:
@@ -130,7 +130,7 @@ class MapLink:
 
     def sync(self, outgoing: NamedMaps, since: Version) -> Update:
         segments = self._store.sync(self._reader, outgoing, since)
-        return Update(version=segments.version, maps=_get(segments.refs))
+        return Update(version=segments.version, maps=get_within(segments.refs))
 
 
 def shard_settings(settings: Settings) -> Settings:
@@ -168,7 +168,8 @@ async def sharing_maps(settings: Settings, runner: LocalRunner, rank: int) -> As
         await asyncio.to_thread(exchange.close)
 
 
-def _get(refs: Any) -> Any:
+def get_within(refs: Any) -> Any:
+    """`ray.get` that raises the store's own errors, and StoreUnavailableError in time."""
     try:
         return ray.get(refs, timeout=CALL_TIMEOUT_S)
     except RayTaskError as error:

@@ -1,8 +1,11 @@
 """How a client reads what the server sends: answers, streams, errors."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
@@ -52,7 +55,7 @@ class StreamReader:
             return
         body = json.loads(payload)
         if "error" in body:
-            raise _error_from(body["error"], 500, 1.0)
+            raise _error_from(_error_body(body, payload), 500, 1.0)
         for choice in body["choices"]:
             yield Piece(text=_text_of(choice), finish_reason=choice["finish_reason"])
         if body.get("usage") is not None:
@@ -85,12 +88,33 @@ def read_model_names(response: httpx.Response) -> list[str]:
 
 
 def read_error(response: httpx.Response) -> FmoeError:
-    retry_after_s = float(response.headers.get("retry-after", "1"))
     try:
-        body = response.json()["error"]
-    except (ValueError, KeyError, TypeError):
-        body = {"message": response.text}  # a proxy's own words
-    return _error_from(body, response.status_code, retry_after_s)
+        parsed = response.json()
+    except ValueError:
+        parsed = None  # a proxy's own words
+    retry_after_s = _retry_after_s(response.headers.get("retry-after", ""))
+    return _error_from(_error_body(parsed, response.text), response.status_code, retry_after_s)
+
+
+def _error_body(parsed: object, text: str) -> dict[str, Any]:
+    """OpenAI's error object; whoever sends another one has at least its words kept."""
+    error = parsed.get("error") if isinstance(parsed, dict) else None
+    if isinstance(error, dict) and isinstance(error.get("message"), str):
+        return error
+    return {"message": error if isinstance(error, str) else text}
+
+
+def _retry_after_s(value: str) -> float:
+    """Seconds, or the HTTP date that a proxy may send instead; 1 for neither."""
+    if re.fullmatch(r"\d+(\.\d+)?", value.strip()):
+        return float(value)
+    try:
+        date = parsedate_to_datetime(value)
+    except ValueError:
+        return 1.0
+    if date.tzinfo is None:
+        date = date.replace(tzinfo=UTC)
+    return max(0.0, (date - datetime.now(UTC)).total_seconds())
 
 
 def _error_from(body: dict[str, Any], status: int, retry_after_s: float) -> FmoeError:

@@ -110,8 +110,7 @@ class MapExchange:
         with self._lender.borrow(_BORROW_TIMEOUT_S) as store:
             named = self._refreshed(store)
             self._known &= named.names
-            unsent = sorted(named.names - self._known)[:MAX_SENT] if self._publishes else []
-            return named.read(unsent)
+            return named.read(named.unknown_to(self._known)[: MAX_SENT * self._publishes])
 
     def _merge(self, maps: NamedMaps) -> None:
         for begin in range(0, len(maps), _MERGED_AT_ONCE):

@@ -73,6 +73,12 @@ def test_a_budget_below_top_k_is_refused(load: Load) -> None:
         load("mixtral", {"budget": TOP_K - 1})
 
 
+@pytest.mark.parametrize("max_context", [2, 3, 4, 5])
+def test_the_shortest_contexts_work(max_context: int, load: Load) -> None:
+    runner = load("mixtral", engine={"max_context": max_context})
+    assert Drive(runner)([[7]], max_context - 1) == Drive(load("mixtral"))([[7]], max_context - 1)
+
+
 def test_an_unknown_policy_is_refused_by_name(load: Load) -> None:
     with pytest.raises(ConfigError, match="clairvoyant"):
         load("mixtral", {"policy": "clairvoyant"})
