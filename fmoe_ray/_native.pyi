@@ -273,6 +273,9 @@ class Prediction:
     def p(self) -> NDArray[numpy.float32]: ...
 
     @property
+    def later(self) -> NDArray[numpy.float32]: ...
+
+    @property
     def score(self) -> NDArray[numpy.float32]: ...
 
 class Policy:
@@ -324,6 +327,11 @@ class Predictor:
 
     def wants_speculative(self) -> bool:
         """True: it reads the speculative gate, which is computed for it alone."""
+
+    def clone(self) -> Predictor | None:
+        """
+        One that has learnt the same and goes its own way from here; None where it cannot be copied.
+        """
 
     def store(self) -> MapStore | None:
         """The native MapStore that it learns into."""
@@ -739,6 +747,12 @@ class Simulator:
     def warm_up(self, sequences: Sequence[tuple[int, int]]) -> None: ...
 
     def run(self, sequences: Sequence[tuple[int, int]]) -> None: ...
+
+    @property
+    def can_clone_predictor(self) -> bool: ...
+
+    def clone_predictor(self) -> Predictor | None:
+        """As the predictor is now; None unless can_clone_predictor."""
 
     def result(self) -> SimulationResult: ...
 

@@ -141,7 +141,7 @@ class ModelSettings(_Section):
 
 
 class OffloadSettings(_Section):
-    policy: str = "lru"
+    policy: str = "fmoe+"
     """Which policy decides on prefetching and eviction; `fmoe bench policies` compares them."""
     budget: BudgetField = Budget()
     """Experts held per device: 0.25 or 25% of all, 4GiB, 64 experts, or auto (what is left)."""

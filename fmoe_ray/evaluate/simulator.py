@@ -3,6 +3,7 @@
 Times are in units of one layer's compute. The link model is described in native fmoe/simulator.h.
 """
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -117,6 +118,7 @@ class TraceSimulator:
             trace.token_ids,
             trace.phase,
         )
+        self._lessons: dict[tuple[object, ...], _Lesson] = {}
 
     @property
     def trace(self) -> RoutingTrace:
@@ -146,44 +148,54 @@ class TraceSimulator:
         observation to the prediction made of it. prefetch_depth: prefetches handed to the link at
         once. `policy_object` replaces the named policy and
         `predictor_object` is then what it listens to; either serves one run.
+        Runs that differ in neither policy, distance, capacity nor `learned` share what a predictor
+        that can be copied learnt of `learned`; learn_s is then that of the first.
         Raises ConfigError for an unknown policy or a value that does not fit.
         """
         if not measured:
             raise ConfigError("no sequence to measure; give a trace with more or a smaller split")
         if predictor_object is not None and policy_object is None:
             raise ConfigError("predictor_object needs the policy_object that listens to it")
-        try:
-            simulator = _native.Simulator(
-                self._view,
-                policy,
-                slots,
-                load_ratio,
-                batch=batch,
-                eviction=eviction,
-                prefetch_distance=prefetch_distance,
-                store_capacity=store_capacity,
-                prediction_delay=prediction_delay,
-                prefetch_depth=prefetch_depth,
-                own_policy=policy_object,
-                own_predictor=predictor_object,
-            )
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+
+        def prepare(predictor: Predictor | None) -> _native.Simulator:
+            try:
+                return _native.Simulator(
+                    self._view,
+                    policy,
+                    slots,
+                    load_ratio,
+                    batch=batch,
+                    eviction=eviction,
+                    prefetch_distance=prefetch_distance,
+                    store_capacity=store_capacity,
+                    prediction_delay=prediction_delay,
+                    prefetch_depth=prefetch_depth,
+                    own_policy=policy_object,
+                    own_predictor=predictor,
+                )
+            except ValueError as error:
+                raise ConfigError(str(error)) from error
+
+        simulator = prepare(predictor_object)
+        if policy_object is None and learned:
+            key = (policy, tuple(learned), prefetch_distance, store_capacity)
+            lesson = self._lessons.setdefault(key, _Lesson(tuple(learned)))
+            taught = lesson.take(simulator)
+            simulator = simulator if taught is None else prepare(taught)
+            learn_s = lesson.learn_s
+        else:
+            learn_s = _warm_up(simulator, learned)
         begin = time.perf_counter()
-        for sequence in learned:  # one by one, so that an interrupt is heard in between
-            simulator.warm_up([sequence])
-        learned_at = time.perf_counter()
         ends = [0.0]
         for together in [[sequence] for sequence in measured] if batch == 1 else [list(measured)]:
             simulator.run(together)
             ends.append(simulator.result().time)
         simulator.check_integrity()
-        run_at = time.perf_counter()
         return _simulation(
             simulator.result(),
             request_times=tuple(b - a for a, b in pairwise(ends)) if batch == 1 else (),
-            learn_s=learned_at - begin,
-            run_s=run_at - learned_at,
+            learn_s=learn_s,
+            run_s=time.perf_counter() - begin,
         )
 
     def teach(self, predictor: Predictor, sequences: Sequences) -> None:
@@ -209,6 +221,38 @@ class TraceSimulator:
             lower_bound=bounds.lower_bound / bounds.num_tokens,
             fewest_loads=bounds.fewest_loads / bounds.num_tokens,
         )
+
+
+class _Lesson:
+    """What a predictor learns of some sequences, learnt once and handed out in copies."""
+
+    def __init__(self, sequences: Sequences) -> None:
+        self._sequences = sequences
+        self._lock = threading.Lock()
+        self._taught: Predictor | None = None
+        self.learn_s = 0.0
+
+    def take(self, simulator: _native.Simulator) -> Predictor | None:
+        """A taught predictor; or None, and the simulator's own was taught. Blocks while another
+        thread teaches.
+        """
+        if not simulator.can_clone_predictor:
+            self.learn_s = _warm_up(simulator, self._sequences)
+            return None
+        with self._lock:
+            if self._taught is None:
+                self.learn_s = _warm_up(simulator, self._sequences)
+                self._taught = simulator.clone_predictor()
+                return None
+            return self._taught.clone()
+
+
+def _warm_up(simulator: _native.Simulator, sequences: Sequences) -> float:
+    """Returns the seconds it took."""
+    begin = time.perf_counter()
+    for sequence in sequences:  # one by one, so that an interrupt is heard in between
+        simulator.warm_up([sequence])
+    return time.perf_counter() - begin
 
 
 def _simulation(

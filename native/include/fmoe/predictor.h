@@ -100,9 +100,10 @@ public:
     virtual MapStore* store() { return nullptr; }
     // True: it reads GateObservation::speculative, which is computed for it alone.
     virtual bool wants_speculative() const { return false; }
-    // A predictor that has learnt the same and goes its own way from here; null where it cannot be
-    // copied. So that what one was taught can be tried in many settings.
+    // A predictor that has learnt the same and goes its own way from here, so that what one was
+    // taught can be tried in many settings; null unless can_clone().
     virtual std::unique_ptr<Predictor> clone() const { return nullptr; }
+    virtual bool can_clone() const { return false; }
 };
 
 }  // namespace fmoe

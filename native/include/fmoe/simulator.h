@@ -66,6 +66,7 @@ public:
 
     SimulationResult result() const;
     const Planner& planner() const noexcept { return planner_; }
+    const Predictor* predictor() const noexcept { return predictor_.get(); }
 
 private:
     struct Delivery {

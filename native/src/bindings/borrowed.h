@@ -2,6 +2,7 @@
 // Python objects alive for as long.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "fmoe/policy.h"
@@ -58,6 +59,8 @@ public:
     bool is_synchronous() const override { return predictor_.is_synchronous(); }
     MapStore* store() override { return predictor_.store(); }
     bool wants_speculative() const override { return predictor_.wants_speculative(); }
+    std::unique_ptr<Predictor> clone() const override { return predictor_.clone(); }
+    bool can_clone() const override { return predictor_.can_clone(); }
 
 private:
     Predictor& predictor_;

@@ -197,6 +197,16 @@ void bind_prediction(nb::module_& m) {
             },
             nb::rv_policy::move)
         .def_prop_ro(
+            "later",
+            [](const Prediction& made) {
+                const std::size_t blocks = made.score.size();
+                return to_numpy(std::vector<float>(made.later),
+                                {static_cast<std::size_t>(made.num_rows),
+                                 static_cast<std::size_t>(made.num_layers),
+                                 blocks == 0 ? 0 : made.later.size() / blocks});
+            },
+            nb::rv_policy::move)
+        .def_prop_ro(
             "score",
             [](const Prediction& made) {
                 return to_numpy(std::vector<float>(made.score),

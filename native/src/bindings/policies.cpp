@@ -206,6 +206,11 @@ void bind_predictor(nb::module_& m) {
                 return !is_python(predictor) && predictor.wants_speculative();
             },
             "True: it reads the speculative gate, which is computed for it alone.")
+        .def(
+            "clone", [](const Predictor& predictor) { return predictor.clone().release(); },
+            nb::rv_policy::take_ownership, nb::sig("def clone(self) -> Predictor | None"),
+            "One that has learnt the same and goes its own way from here; None where it cannot be "
+            "copied.")
         .def("store", &Predictor::store, nb::rv_policy::reference_internal,
              nb::sig("def store(self) -> MapStore | None"),
              "The native MapStore that it learns into.");

@@ -197,6 +197,17 @@ void bind_simulator(nb::module_& m) {
                 self.run(to_sequences(sequences));
             },
             "sequences"_a)
+        .def_prop_ro("can_clone_predictor",
+                     [](const Simulator& self) {
+                         return self.predictor() != nullptr && self.predictor()->can_clone();
+                     })
+        .def(
+            "clone_predictor",
+            [](const Simulator& self) {
+                return self.predictor() == nullptr ? nullptr : self.predictor()->clone().release();
+            },
+            nb::rv_policy::take_ownership, nb::sig("def clone_predictor(self) -> Predictor | None"),
+            "As the predictor is now; None unless can_clone_predictor.")
         .def("result", &Simulator::result)
         .def("check_integrity", [](const Simulator& self) { self.planner().check_integrity(); });
 }

@@ -61,8 +61,8 @@ void NextUseEstimate::layer_used(int layer, std::span<const int> needed, bool co
 
 void NextUseEstimate::predicted(const Prediction& prediction) {
     const int experts = geometry_.num_experts;
-    for (int layer = prediction.first_layer;
-         layer < prediction.first_layer + prediction.num_layers; ++layer) {
+    for (int layer = prediction.first_layer; layer < prediction.first_layer + prediction.num_layers;
+         ++layer) {
         if ((layer <= layer_) != prediction.is_next_iteration) continue;
         bool is_said = false;
         for (int row = 0; row < prediction.num_rows; ++row)
@@ -76,7 +76,8 @@ void NextUseEstimate::predicted(const Prediction& prediction) {
                 const float* p = prediction.probs(row, layer, experts) + j;
                 none *= 1 - *p;
                 if (!prediction.later.empty())
-                    none_later *= 1 - prediction.later[static_cast<std::size_t>(p - prediction.p.data())];
+                    none_later *=
+                        1 - prediction.later[static_cast<std::size_t>(p - prediction.p.data())];
             }
             const int expert = geometry_.index(layer, j);
             p_[expert] = 1 - none;
@@ -96,8 +97,8 @@ void NextUseEstimate::update(int layer) {
     const int begin = geometry_.index(layer, 0);
     for (int expert = begin; expert < begin + geometry_.num_experts; ++expert) {
         const float f = 0.5F * (frequency_[expert] + long_frequency_[expert]);
-        const float rest = (1 - kTrustInLater) * geometric(f, whole) +
-                           kTrustInLater * whole * later_[expert];
+        const float rest =
+            (1 - kTrustInLater) * geometric(f, whole) + kTrustInLater * whole * later_[expert];
         values_[expert] = discount * (p_[expert] + (1 - p_[expert]) * rest);
     }
 }

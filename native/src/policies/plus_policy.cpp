@@ -71,8 +71,8 @@ void PlusPolicy::iteration_ended(const ExpertCache&, Instructions&) {
     link_load_.iteration_ended(load_time_);
 }
 
-// Its words on the gate in progress come in a moment; a copy begun without them may be the wrong one
-// and keeps the link. A prefill gets none beyond those at its start.
+// Its words on the gate in progress come in a moment; a copy begun without them may be the wrong
+// one and keeps the link. A prefill gets none beyond those at its start.
 bool PlusPolicy::awaits_prediction() const noexcept {
     return heard_layer_ < layer_ && !is_behind_ && !has_prefill_;
 }
@@ -86,7 +86,8 @@ void PlusPolicy::link_free(const ExpertCache& cache, Instructions& out) {
     offer.shard = shard_;
     offer.num_shards = num_shards_;
     if (cache.num_free() == 0) {
-        offer.victim = eviction_ != nullptr ? eviction_->victim(cache) : lowest_outside_layer(cache);
+        offer.victim =
+            eviction_ != nullptr ? eviction_->victim(cache) : lowest_outside_layer(cache);
         if (offer.victim < 0) return;
     }
     const int expert = economy_.choose(offer, estimate_, cache);
@@ -97,8 +98,8 @@ void PlusPolicy::link_free(const ExpertCache& cache, Instructions& out) {
 
 int PlusPolicy::victim(const VictimNeeded&, const ExpertCache& cache) {
     if (eviction_ != nullptr) return note_victim(eviction_->victim(cache), cache);
-    return note_victim(guard_.is_on() ? guard_.victim(cache) : lowest(cache, estimate_.values(), {}),
-                       cache);
+    return note_victim(
+        guard_.is_on() ? guard_.victim(cache) : lowest(cache, estimate_.values(), {}), cache);
 }
 
 // The layer in progress may still be reading, and what it read is not in the way of others.
@@ -106,8 +107,8 @@ int PlusPolicy::lowest_outside_layer(const ExpertCache& cache) const {
     const std::vector<float>& values = estimate_.values();
     int best = -1;
     for (int expert : cache.residents()) {
-        if (best >= 0 && (values[expert] > values[best] ||
-                          (values[expert] == values[best] && expert > best)))
+        if (best >= 0 &&
+            (values[expert] > values[best] || (values[expert] == values[best] && expert > best)))
             continue;
         if (cache.can_evict(expert) && geometry_.layer_of(expert) != layer_) best = expert;
     }

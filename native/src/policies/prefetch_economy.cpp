@@ -25,7 +25,8 @@ double LinkLoad::horizon() const noexcept { return std::clamp(0.3 + 0.45 * load_
 
 PrefetchEconomy::PrefetchEconomy(const Geometry& geometry)
     : geometry_(geometry),
-      urgencies_(static_cast<std::size_t>(std::min(kLookahead, geometry.num_layers - 1)) + 1, 1.0) {}
+      urgencies_(static_cast<std::size_t>(std::min(kLookahead, geometry.num_layers - 1)) + 1, 1.0) {
+}
 
 void PrefetchEconomy::set_impatience(double impatience) {
     for (std::size_t d = 1; d < urgencies_.size(); ++d)
@@ -35,7 +36,8 @@ void PrefetchEconomy::set_impatience(double impatience) {
 int PrefetchEconomy::choose(const PrefetchOffer& offer, const NextUseEstimate& estimate,
                             const ExpertCache& cache) const {
     const double load = offer.load_time;
-    const double cost = offer.victim < 0 ? 0.0 : estimate.values()[offer.victim] * load;
+    const float victim_value = offer.victim < 0 ? -1.0F : estimate.values()[offer.victim];
+    const double cost = offer.victim < 0 ? 0.0 : victim_value * load;
     int best = -1;
     double best_rank = 0;
     for (int d = 1; d < static_cast<int>(urgencies_.size()); ++d) {
@@ -46,6 +48,7 @@ int PrefetchEconomy::choose(const PrefetchOffer& offer, const NextUseEstimate& e
         for (int expert = first; expert < first + geometry_.num_experts; ++expert) {
             const float p = estimate.p(expert);
             if (p < kLeastP || !cache.is_absent(expert) ||
+                estimate.values()[expert] <= victim_value ||
                 expert % offer.num_shards != offer.shard)
                 continue;
             const double gain = p * hidden + kBeyond * estimate.value_beyond(expert, d) * load;

@@ -64,8 +64,7 @@ void DecodeStep::speculate(int layer, const float* probs) {
     const float threshold = sorted[static_cast<std::size_t>(geometry_.top_k - 1)];
     float* margins = feature(kSpeculative, layer);
     for (int j = 0; j < geometry_.num_experts; ++j)
-        margins[j] =
-            std::clamp(std::log(weights_[j] / threshold), -kLargestMargin, kLargestMargin);
+        margins[j] = std::clamp(std::log(weights_[j] / threshold), -kLargestMargin, kLargestMargin);
 }
 
 }  // namespace fmoe

@@ -20,8 +20,8 @@ ExpertFrequency::ExpertFrequency(const Geometry& geometry)
     const float prior =
         static_cast<float>(geometry.top_k) / static_cast<float>(geometry.num_experts);
     for (int layer = 0; layer < geometry.num_layers; ++layer)
-        std::fill_n(p_.begin() + static_cast<std::ptrdiff_t>(layer) * stride_,
-                    geometry.num_experts, std::max(prior, kLeast));
+        std::fill_n(p_.begin() + static_cast<std::ptrdiff_t>(layer) * stride_, geometry.num_experts,
+                    std::max(prior, kLeast));
 }
 
 void ExpertFrequency::add(const DecodeStep& step) {

@@ -135,9 +135,9 @@ void OnlineModel::forward(const ModelInput& input) {
                      shape_.num_hidden, outputs);
     for (std::size_t i = 0; i < input.features.size(); ++i) {
         if (input.features[i] == nullptr) continue;
-        kernels.add_product(
-            output_.data() + (i / shape_.num_features) * shape_.block_stride(), input.features[i],
-            feature_rows_.data() + i * shape_.block_stride(), shape_.block_stride());
+        kernels.add_product(output_.data() + (i / shape_.num_features) * shape_.block_stride(),
+                            input.features[i], feature_rows_.data() + i * shape_.block_stride(),
+                            shape_.block_stride());
     }
     kernels.sigmoid(output_.data(), outputs);
 }
@@ -154,8 +154,8 @@ void OnlineModel::learn(const ModelInput& input, const float* targets) {
                          segments_.data(), shape_.num_blocks, mean_squares_.data(),
                          hidden_rates_.data());
     kernels.descend_rows(rows_.data(), row_squares_.data(), input_rows_.data(),
-                         input_values_.data(), static_cast<int>(input_rows_.size()),
-                         shape_.width(), error_.data(), segments_.data(), shape_.num_blocks + 1,
+                         input_values_.data(), static_cast<int>(input_rows_.size()), shape_.width(),
+                         error_.data(), segments_.data(), shape_.num_blocks + 1,
                          mean_squares_.data(), rates_.data());
     if (shape_.num_dense > 0) {
         const Segment whole{0, shape_.num_hidden};
@@ -168,10 +168,9 @@ void OnlineModel::learn(const ModelInput& input, const float* targets) {
     for (std::size_t i = 0; i < input.features.size(); ++i) {
         if (input.features[i] == nullptr) continue;
         const std::size_t at = i * shape_.block_stride();
-        kernels.descend_each(
-            feature_rows_.data() + at, feature_squares_.data() + at,
-            error_.data() + (i / shape_.num_features) * shape_.block_stride(), input.features[i],
-            kFeatureRate, shape_.block_stride());
+        kernels.descend_each(feature_rows_.data() + at, feature_squares_.data() + at,
+                             error_.data() + (i / shape_.num_features) * shape_.block_stride(),
+                             input.features[i], kFeatureRate, shape_.block_stride());
     }
 }
 

@@ -159,9 +159,8 @@ void OnlinePredictor::end_step(Request& request, bool is_taught) {
 // The last steps of a request, whose labels will not come any more.
 void OnlinePredictor::learn_rest(Request& request) {
     const std::size_t size = request.steps.size();
-    const std::size_t first = size > RoutingModels::kStepsAfter
-                                  ? size - RoutingModels::kStepsAfter
-                                  : 0;
+    const std::size_t first =
+        size > RoutingModels::kStepsAfter ? size - RoutingModels::kStepsAfter : 0;
     for (std::size_t index = first; index < size; ++index) models_.learn(request.steps, index);
 }
 

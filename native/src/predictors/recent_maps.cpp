@@ -27,7 +27,7 @@ std::vector<RecentMaps::Chain> RecentMaps::take_foreign() {
         const EntryRef before = store_.predecessor(head);
         if (!is_foreign(head) || (before && is_foreign(before.index))) continue;
         Chain chain;
-        for (int entry = head; is_foreign(entry); ) {
+        for (int entry = head; is_foreign(entry);) {
             chain.push_back(entry);
             const EntryRef next = store_.successor(entry);
             if (!next || static_cast<int>(chain.size()) > store_.size()) break;

@@ -5,9 +5,8 @@
 namespace fmoe {
 
 int RoutingLog::capacity_within(const Geometry& geometry, std::size_t bytes, int most) {
-    const std::size_t entry_bytes =
-        sizeof(Entry) +
-        static_cast<std::size_t>(geometry.num_layers) * geometry.top_k * sizeof(std::uint16_t);
+    const std::size_t entry_bytes = sizeof(Entry) + static_cast<std::size_t>(geometry.num_layers) *
+                                                        geometry.top_k * sizeof(std::uint16_t);
     return static_cast<int>(
         std::clamp<std::size_t>(bytes / entry_bytes, 1, static_cast<std::size_t>(most)));
 }

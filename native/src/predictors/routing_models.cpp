@@ -36,9 +36,9 @@ RoutingModels::RoutingModels(const Geometry& geometry, std::size_t bytes)
 }
 
 RoutingModels::Planned RoutingModels::make(const ModelPlan& plan, std::uint32_t seed) const {
-    const float prior = std::clamp(
-        static_cast<float>(geometry_.top_k) / static_cast<float>(geometry_.num_experts), 1e-3F,
-        0.99F);
+    const float prior =
+        std::clamp(static_cast<float>(geometry_.top_k) / static_cast<float>(geometry_.num_experts),
+                   1e-3F, 0.99F);
     return {plan, OnlineModel(shape_of(plan, geometry_, windows_), prior, feature_weights(plan),
                               12345 + 77 * seed)};
 }
@@ -129,8 +129,8 @@ void RoutingModels::write_targets(const ModelPlan& plan, const StepHistory& hist
     }
 }
 
-// exp(-(n - 2)) of the first use n >= 2 iterations on; not known of what the next iteration uses, nor
-// before the whole horizon is.
+// exp(-(n - 2)) of the first use n >= 2 iterations on; not known of what the next iteration uses,
+// nor before the whole horizon is.
 void RoutingModels::write_later(int layer, const StepHistory& history, std::size_t index,
                                 float* targets) {
     if (index + kHorizon >= history.size()) return;

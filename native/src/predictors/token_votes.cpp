@@ -69,7 +69,8 @@ void TokenVotes::find_uses(const RoutingLog& log, std::int32_t token_id, std::ui
 void TokenVotes::mark(const std::uint16_t* chosen, std::uint8_t value) {
     for (int layer = 0; layer < geometry_.num_layers; ++layer)
         for (int k = 0; k < geometry_.top_k; ++k, ++chosen)
-            if (*chosen != DecodeStep::kNone) is_in_previous_[geometry_.index(layer, *chosen)] = value;
+            if (*chosen != DecodeStep::kNone)
+                is_in_previous_[geometry_.index(layer, *chosen)] = value;
 }
 
 float TokenVotes::similarity(const RoutingLog& log, std::uint64_t use,
@@ -82,8 +83,8 @@ float TokenVotes::similarity(const RoutingLog& log, std::uint64_t use,
         for (int k = 0; k < geometry_.top_k; ++k, ++chosen)
             if (*chosen != DecodeStep::kNone)
                 shared += is_in_previous_[geometry_.index(layer, *chosen)];
-    const float part = static_cast<float>(shared) /
-                       static_cast<float>(geometry_.num_layers * geometry_.top_k);
+    const float part =
+        static_cast<float>(shared) / static_cast<float>(geometry_.num_layers * geometry_.top_k);
     return part + (log.token_id(before) == log.token_id(previous) ? kSameTokenBefore : 0.0F);
 }
 

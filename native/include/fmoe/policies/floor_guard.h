@@ -1,10 +1,12 @@
 // fmoe/policies/floor_guard.h: keeps a policy from losing to lru and ema, whatever it believes.
 //
-// Both floors run in the shadow: their own caches, on the gates that really come. An iteration costs
-// L + R * misses layer times there, and L + its stall here. For each floor an allowance is kept:
+// Both floors run in the shadow: their own caches, on the gates that really come. An iteration
+// costs L + R * misses layer times there, and L + its stall here. For each floor an allowance is
+// kept:
 //     allowance += 1.004 * floor's cost - own cost, at most kMostSaved of the floor's iterations
 // While it is positive the policy is free; when one is used up, the better floor decides until both
-// allow a new trial. So over any stretch, with F the better floor's time and i its dearest iteration,
+// allow a new trial. So over any stretch, with F the better floor's time and i its dearest
+// iteration,
 //     own time <= 1.004 F + (kMostSaved + 1) i
 // and over a whole run from an empty cache kFirstSaved in place of kMostSaved, apart from what it
 // takes to bring the floor's experts back after a switch.
@@ -37,9 +39,9 @@ private:
 
 class FloorGuard {
 public:
-    static constexpr double kFirstSaved = 5;   // iterations of the floor
+    static constexpr double kFirstSaved = 5;  // iterations of the floor
     static constexpr double kMostSaved = 24;
-    static constexpr double kTrialSaved = 8;   // that a new trial needs
+    static constexpr double kTrialSaved = 8;  // that a new trial needs
     static constexpr double kMargin = 0.004;
 
     FloorGuard(const Geometry& geometry, int num_slots);
@@ -55,8 +57,8 @@ public:
 private:
     struct Floor {
         FloorShadow shadow;
-        double cost = 0;     // of the iteration in progress
-        double recent = 0;   // decayed mean of its iterations
+        double cost = 0;    // of the iteration in progress
+        double recent = 0;  // decayed mean of its iterations
         double allowance = 0;
     };
     const Floor& better() const noexcept {

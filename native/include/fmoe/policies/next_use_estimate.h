@@ -1,12 +1,12 @@
-// fmoe/policies/next_use_estimate.h: what it is worth to hold an expert: the expected discounted time
-// of its next use.
+// fmoe/policies/next_use_estimate.h: what it is worth to hold an expert: the expected discounted
+// time of its next use.
 //
 // With d layers until the expert's layer comes next, g = exp(-1 / (tau L)) a layer,
 //     value = g^d (p + (1 - p) rest)
 //     rest  = 0.3 geometric + 0.7 g^L later
-// p: predicted for that next iteration of the layer; later: predicted for the iterations after it, if
-// it does without; geometric: the same from frequency alone, f g^L / (1 - (1 - f) g^L). Where nothing
-// is predicted, p is the decayed frequency and later its geometric.
+// p: predicted for that next iteration of the layer; later: predicted for the iterations after it,
+// if it does without; geometric: the same from frequency alone, f g^L / (1 - (1 - f) g^L). Where
+// nothing is predicted, p is the decayed frequency and later its geometric.
 #pragma once
 
 #include <span>

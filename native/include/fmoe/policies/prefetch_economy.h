@@ -1,13 +1,15 @@
 // fmoe/policies/prefetch_economy.h: which prefetch pays most, if any does.
 //
-// In layer times: R is what a load takes, d how many layers ahead the expert's layer comes, room the
-// link time until then (d less what of the layer in progress has passed). A prefetch that will be
-// needed saves the stall that it hides, min(R, room); what is worth holding beyond that use counts a
-// little; it costs the victim's value, R each time that is needed again, and link time where wrong:
+// In layer times: R is what a load takes, d how many layers ahead the expert's layer comes, room
+// the link time until then (d less what of the layer in progress has passed). A prefetch that will
+// be needed saves the stall that it hides, min(R, room); what is worth holding beyond that use
+// counts a little; it costs the victim's value, R each time that is needed again, and link time
+// where wrong:
 //     gain = p min(R, room) + 0.3 beyond R
 //     net  = gain - value(victim) R - 0.01 min(R, room) (1 - p)
 //     rank = net / min(R, room) * d^-impatience
-// The best rank goes first, nothing whose net is not positive. The busier the link, the less it
+// The best rank goes first, nothing whose net is not positive, nor what is worth no more than the
+// victim: an idle link would swap such a pair to and fro. The busier the link, the less it
 // pays to look at near layers only: impatience falls and tau of NextUseEstimate grows with load.
 #pragma once
 
@@ -35,10 +37,10 @@ private:
 };
 
 struct PrefetchOffer {
-    int layer = -1;         // in progress
-    double passed = 0;      // of it, in layer times
-    double load_time = 1;   // R, positive
-    int victim = -1;        // -1: a slot is free
+    int layer = -1;        // in progress
+    double passed = 0;     // of it, in layer times
+    double load_time = 1;  // R, positive
+    int victim = -1;       // -1: a slot is free
     int shard = 0;
     int num_shards = 1;
 };

@@ -4,10 +4,10 @@
 //     z[b]   = bias[b] + sum_r value_r W_r[b] + sum_f feature_f[b] * D_f[b] + hidden V[b]
 //     p      = 1 / (1 + exp(-z))
 //
-// over B blocks of J outputs, each of its own question. Loss: binary cross-entropy. Descent: Adagrad,
-// with one accumulator a row and block (of its mean square gradient) for W, E, V and X. Against one
-// a weight, that costs 0.0005 of recall on GPT-OSS routing, halves the memory and leaves one root a
-// block instead of one a weight.
+// over B blocks of J outputs, each of its own question. Loss: binary cross-entropy. Descent:
+// Adagrad, with one accumulator a row and block (of its mean square gradient) for W, E, V and X.
+// Against one a weight, that costs 0.0005 of recall on GPT-OSS routing, halves the memory and
+// leaves one root a block instead of one a weight.
 #pragma once
 
 #include <cstddef>
@@ -37,9 +37,9 @@ struct ModelShape {
 
 // One sample. Cleared and filled again, so that it allocates only at first.
 struct ModelInput {
-    std::vector<int> rows;             // each once
-    std::vector<float> values;         // of the rows
-    std::vector<float> dense;          // [num_dense]
+    std::vector<int> rows;               // each once
+    std::vector<float> values;           // of the rows
+    std::vector<float> dense;            // [num_dense]
     std::vector<const float*> features;  // [B * F], each [block_stride], or null: all 0
 
     void clear();
@@ -76,17 +76,17 @@ private:
     std::vector<float> feature_rows_;  // D [B, F, block_stride]
     std::vector<float> feature_squares_;
 
-    std::vector<Segment> segments_;       // the blocks, then the hidden layer
-    std::vector<int> ascending_;          // 0, 1, ..: all rows of V or X
-    std::vector<float> rates_;            // by segment, of the sparse rows
-    std::vector<float> hidden_rates_;     // by segment, of V
+    std::vector<Segment> segments_;    // the blocks, then the hidden layer
+    std::vector<int> ascending_;       // 0, 1, ..: all rows of V or X
+    std::vector<float> rates_;         // by segment, of the sparse rows
+    std::vector<float> hidden_rates_;  // by segment, of V
 
     // Of the last sample.
     std::vector<int> input_rows_;
     std::vector<float> input_values_;
-    std::vector<float> output_;  // [width]: z, then p; behind it the hidden layer
-    std::vector<float> hidden_;  // [H], after the leaky step
-    std::vector<float> error_;   // [width]
+    std::vector<float> output_;        // [width]: z, then p; behind it the hidden layer
+    std::vector<float> hidden_;        // [H], after the leaky step
+    std::vector<float> error_;         // [width]
     std::vector<float> mean_squares_;  // of the error, by segment
 };
 

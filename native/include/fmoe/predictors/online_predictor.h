@@ -44,6 +44,7 @@ public:
     std::unique_ptr<Predictor> clone() const override {
         return std::make_unique<OnlinePredictor>(*this);
     }
+    bool can_clone() const override { return true; }
 
 private:
     // What is kept of a request in flight.
@@ -56,7 +57,9 @@ private:
     };
 
     Request& request_of(int row) { return requests_[record_.request(row)]; }
-    bool is_decode(int row) const noexcept { return is_decode_[static_cast<std::size_t>(row)] != 0; }
+    bool is_decode(int row) const noexcept {
+        return is_decode_[static_cast<std::size_t>(row)] != 0;
+    }
     void begin_step(Request& request, std::int32_t token_id);
     void write_recent(const std::vector<float>& frequency, float* feature) const;
     void end_step(Request& request, bool is_taught);

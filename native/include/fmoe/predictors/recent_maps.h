@@ -1,7 +1,7 @@
-// fmoe/predictors/recent_maps.h: the newest C expert maps, kept so that the next start can learn from
-// them, in the store that every predictor of maps uses. When it is full the oldest goes: what models
-// learn from are runs of consecutive iterations, which replacing the most redundant map (paper 4.4)
-// would tear apart.
+// fmoe/predictors/recent_maps.h: the newest C expert maps, kept so that the next start can learn
+// from them, in the store that every predictor of maps uses. When it is full the oldest goes: what
+// models learn from are runs of consecutive iterations, which replacing the most redundant map
+// (paper 4.4) would tear apart.
 #pragma once
 
 #include <cstdint>

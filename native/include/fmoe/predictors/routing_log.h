@@ -1,5 +1,5 @@
-// fmoe/predictors/routing_log.h: the experts that past decode iterations chose, newest `capacity` of
-// them, each linked to the last use of its token and to its request's iteration before.
+// fmoe/predictors/routing_log.h: the experts that past decode iterations chose, newest `capacity`
+// of them, each linked to the last use of its token and to its request's iteration before.
 //
 // A position counts from 0 for ever; what was overwritten is no longer kept.
 #pragma once

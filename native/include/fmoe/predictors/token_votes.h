@@ -3,8 +3,9 @@
 // Of the token's newest N <= 32 uses u, with c_u(e) = 1 where use u chose expert e:
 //     by token          p(e) = (sum_u c_u(e) + 3 pop(e)) / (N + 3)
 //     by token and map  q(e) = (sum_u v_u c_u(e) + p(e)) / (sum_u v_u + 1)
-//                       v_u = exp(12 (s_u - max s)), s_u = experts that the map before u shares with
-//                       the map before ours, as a part of L K, + 1/8 where the token before is ours
+//                       v_u = exp(12 (s_u - max s)), s_u = experts that the map before u shares
+//                       with the map before ours, as a part of L K, + 1/8 where the token before is
+//                       ours
 // and the features are log(p / pop), log(q / pop). A token without a use says nothing: zeros.
 #pragma once
 
