@@ -34,7 +34,8 @@ class TraceRecorder:
 
     Either every row has an optional part or none has it. Memory grows with what was recorded, so
     recording stops for good, with a logged warning, at the first row that would exceed
-    `max_bytes`; writing takes as much again for a while. Nothing is on disk before `write`, which is called as often as wanted.
+    `max_bytes`; writing takes as much again for a while. Nothing is on disk before `write`, which
+    is called as often as wanted.
     """
 
     def __init__(
