@@ -102,7 +102,7 @@ def test_each_request_has_its_own_interval() -> None:
 
 
 def test_without_an_interval_every_token_is_alone() -> None:
-    letters = [(0.0001 * n, 0, letter) for n, letter in enumerate("abc.")]
+    letters = [(n / 10_000, 0, letter) for n, letter in enumerate("abc.")]
     assert play(letters, interval_s=0.0) == letters
 
 
