@@ -7,6 +7,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from fmoe_ray.actors.autoscaler import can_ever_hold
 from fmoe_ray.actors.resources import placement_options, shard_resources
 from fmoe_ray.config import Settings
 from fmoe_ray.engine.backend import Backend
@@ -19,22 +20,23 @@ def check_cluster(settings: Settings, backend: Backend) -> None:
     Raises CapacityError, or what `backend.check` raises if this is the only node.
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    remedy = (
-        "start Ray where they are, set model.device: cpu, or set shards.wait_for_nodes: true if "
-        "the cluster adds nodes by itself"
-    )
-    if settings.shards.wait_for_nodes:
-        addable = _addable_nodes(settings.shards.num_shards)
-        if not addable:
-            return  # nobody tells what this cluster can add
-        nodes += addable
-        remedy = "set fewer shards.num_shards, or give the cluster a larger node type"
     lack = find_lack(settings, nodes)
     if lack is None:
         return
+    if settings.shards.wait_for_nodes:
+        options = placement_options(settings)
+        if can_ever_hold(options["placement_group_bundles"], options["placement_group_strategy"]):
+            return
+        raise CapacityError(
+            f"{lack}, and no node type that the autoscaler may add has them; set fewer "
+            "shards.num_shards, or give the cluster a larger node type"
+        )
     if len(nodes) == 1 and settings.model.device == "cuda":
         backend.check(settings)  # knows what else is missing
-    raise CapacityError(f"{lack}; {remedy}")
+    raise CapacityError(
+        f"{lack}; start Ray where they are, set model.device: cpu, or set shards.wait_for_nodes: "
+        "true if the cluster adds nodes by itself"
+    )
 
 
 def find_lack(settings: Settings, nodes: list[dict[str, float]]) -> str | None:
@@ -53,22 +55,11 @@ def find_lack(settings: Settings, nodes: list[dict[str, float]]) -> str | None:
     return None
 
 
-def _addable_nodes(at_most: int) -> list[dict[str, float]]:
-    """Resources of each node that the autoscaler may add, `at_most` of a type; empty if unknown."""
-    config = ray._private.state.state.get_cluster_config()
-    if config is None:
-        return []
-    return [
-        dict(group.resources)
-        for group in config.node_group_configs
-        for _ in range(at_most if group.max_count < 0 else min(at_most, group.max_count))
-    ]
-
-
 async def check_node(settings: Settings, backend: Backend, group: PlacementGroup) -> None:
     """Checks the node of the first shard, and its GPU as the shard will see it.
 
-    Raises what `backend.check` raises.
+    Raises what `backend.check` raises, CapacityError if there is no answer within
+    `shards.start_timeout_s`.
     """
     if settings.model.device != "cuda":
         await asyncio.to_thread(backend.check, settings)
@@ -78,8 +69,15 @@ async def check_node(settings: Settings, backend: Backend, group: PlacementGroup
         **shard_resources(settings),
         scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
     )
+    timeout_s = settings.shards.start_timeout_s
     try:
-        await check.remote(settings, backend)
+        async with asyncio.timeout(timeout_s):
+            await check.remote(settings, backend)
+    except TimeoutError as error:
+        raise CapacityError(
+            f"the node of the first shard was not examined within {timeout_s:g} s "
+            "(shards.start_timeout_s); see `ray status` for resources that are missing"
+        ) from error
     except ray.exceptions.RayTaskError as error:
         raise error.cause if isinstance(error.cause, FmoeError) else error from None
 

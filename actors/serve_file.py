@@ -107,3 +107,24 @@ def _deployment_mistakes(deployment: dict[str, Any]) -> Iterator[str]:
     for key in ("max_ongoing_requests", "max_queued_requests"):
         if deployment.get(key, -1) == -1:
             yield f"deployments.{name}.{key}: without a limit overload is never refused; set it"
+    where = f"deployments.{name}.autoscaling_config"
+    for mistake in _scaling_mistakes(deployment.get("autoscaling_config") or {}):
+        yield f"{where}.{mistake}"
+
+
+def _scaling_mistakes(scaling: dict[str, Any]) -> Iterator[str]:
+    policy = scaling.get("policy") or {}
+    path = str(policy.get("policy_function", ""))
+    if not path:
+        return
+    if "target_ongoing_requests" in scaling:
+        yield "target_ongoing_requests: policy decides instead; remove one of the two"
+    module, _, name = path.replace(":", ".").rpartition(".")
+    try:
+        found = getattr(import_module(module), name)
+        if inspect.isclass(found):
+            found(**(policy.get("policy_kwargs") or {}))
+    except (ImportError, AttributeError, ValueError) as error:
+        yield f"policy.policy_function: {path} cannot be imported: {error}"
+    except (TypeError, ConfigError) as error:
+        yield f"policy.policy_kwargs: {error}"

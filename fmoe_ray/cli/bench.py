@@ -192,7 +192,7 @@ def agreement(
             f"token, measured {row.measured_tpot_ms:.2f} (ratio {row.ratio:.3f}); hits "
             f"{row.simulated_hit_rate:.1%} and {row.measured_hit_rate:.1%}; a layer "
             f"{row.layer_ms:.3f} ms ({row.resident_layer_ms:.3f} resident), "
-            f"a load {row.load_ms:g} ms"
+            f"a load {row.load_ms:.3f} ms ({row.nominal_load_ms:g} nominal)"
         )
 
 

@@ -60,6 +60,30 @@ def test_a_mistake_is_named(change: Change, words: str, tmp_path: Path) -> None:
     assert_mistake("tiny.yaml", change, words, tmp_path)
 
 
+def scaling(document: dict[str, Any]) -> dict[str, Any]:
+    found = deployment(document)["autoscaling_config"]
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: scaling(d)["policy"]["policy_kwargs"].pop("target_tokens"), "target_tokens"),
+        (
+            lambda d: scaling(d)["policy"]["policy_kwargs"].update(target_tokens=0),
+            "target_tokens 0",
+        ),
+        (lambda d: scaling(d)["policy"]["policy_kwargs"].update(token=1), "token"),
+        (lambda d: scaling(d).update(target_ongoing_requests=2), "remove one of the two"),
+    ],
+)
+def test_a_mistake_in_the_scaling_policy_is_named(
+    change: Change, words: str, tmp_path: Path
+) -> None:
+    assert_mistake("mixtral.yaml", change, words, tmp_path)
+
+
 def assert_mistake(name: str, change: Change, words: str, tmp_path: Path) -> None:
     document = yaml.safe_load((ROOT / name).read_text())
     change(document)

@@ -46,7 +46,9 @@ def follow_the_load() -> None:
     with fake_gpu_cluster({"CPU": 6, "GPU": 2}, max_nodes=3, idle_s=10) as address:
         ray.init(address, log_to_driver=False)
         try:
-            with pytest.raises(CapacityError, match="3 GPUs are needed on one node, 2 are there"):
+            with pytest.raises(
+                CapacityError, match="3 GPUs are needed on one node, 0 are there, and no"
+            ):
                 build_with(gpu_settings(3), StubBackend())
             assert num_gpu_nodes() == 0
             port = free_port()
