@@ -20,4 +20,4 @@ def context_limit(settings: Settings, config: Any) -> int:
         raise ConfigError(
             f"engine.max_context {asked}: the model was made for {limit} tokens; give at most that"
         )
-    return int(limit if asked is None else asked)
+    return asked if asked is not None else int(limit or 0)
