@@ -15,12 +15,14 @@ from fmoe_ray.actors.cluster import check_node
 from fmoe_ray.actors.gang import ShardGang
 from fmoe_ray.actors.handle_calls import HandleCalls
 from fmoe_ray.actors.metrics import RayObserver
+from fmoe_ray.actors.residency import ResidencyObserver
 from fmoe_ray.api.app import create_app
 from fmoe_ray.api.metrics import PrometheusObserver
 from fmoe_ray.api.service import Service
 from fmoe_ray.config import Settings
 from fmoe_ray.engine.backend import Backend
 from fmoe_ray.engine.engine import Engine
+from fmoe_ray.engine.load import LoadMeter
 
 logger = logging.getLogger(__name__)
 
@@ -48,11 +50,18 @@ class Replica(HandleCalls):
         )
         self._channel = channel
         metrics = PrometheusObserver()
+        self._load = LoadMeter()
+        self._residency = ResidencyObserver()
         self._engine = Engine(
             channel,
             tokenizer,
             settings.engine,
-            observers=(metrics, RayObserver(settings.model.name, channel.info)),
+            observers=(
+                metrics,
+                RayObserver(settings.model.name, channel.info),
+                self._load,
+                self._residency,
+            ),
         )
         self._service = Service(
             engine=self._engine,
@@ -74,6 +83,14 @@ class Replica(HandleCalls):
     def check_health(self) -> None:
         """Called by Serve. Cheap, and about progress: a busy engine is healthy, a stuck one not."""
         self._engine.check_health()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve; `actors.autoscaling.TokenLoadPolicy` reads it."""
+        return self._load.take(self._engine)
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """Called by Serve, for `actors.router`."""
+        return self._residency.stats()
 
     def environment(self) -> dict[str, str]:
         """What this process sees of the machine."""

@@ -1,6 +1,7 @@
 """ExpertShard: one device's step runner behind a channel to its replica."""
 
 import asyncio
+import logging
 import os
 import socket
 
@@ -10,8 +11,11 @@ from fmoe_ray.actors.channel import Address, serve_shard
 from fmoe_ray.actors.map_link import shard_settings, sharing_maps
 from fmoe_ray.config import Settings
 from fmoe_ray.engine.backend import Backend
+from fmoe_ray.engine.runner import LocalRunner
 from fmoe_ray.engine.seat import Seat
 from fmoe_ray.errors import EngineError
+
+logger = logging.getLogger(__name__)
 
 
 class ExpertShard:
@@ -50,6 +54,9 @@ class ExpertShard:
         runner = await asyncio.to_thread(
             self._backend.load_runner, shard_settings(self._settings), progress=None, seat=seat
         )
+        await self._serve(runner)
+
+    async def _serve(self, runner: LocalRunner) -> None:
         try:
             async with sharing_maps(self._settings, runner, self._rank):
                 await serve_shard(self._address, self._token, self._rank, runner.info, runner.step)
@@ -58,11 +65,12 @@ class ExpertShard:
 
 
 class ExpertShardActor(ExpertShard):
-    async def run(self, meeting: Address) -> None:
+    async def _serve(self, runner: LocalRunner) -> None:
         """As above, but a failed engine takes the process along: a device may be stuck in it."""
         try:
-            await super().run(meeting)
-        except EngineError:
+            await super()._serve(runner)
+        except EngineError as error:
+            logger.error("expert shard %d leaves: %s", self._rank, error)
             os._exit(1)
 
     def pid(self) -> int:

@@ -112,6 +112,10 @@ class HostStore:
         """All blobs are written: other processes may map the store now."""
         self.native.seal()
 
+    def share(self) -> "HostStore":
+        """Another handle on the same memory, to be closed on its own."""
+        return HostStore(self.native)
+
     def close(self) -> None:
         """Gives the store up; unmapped once no view and no offloader uses it. Idempotent."""
         self._native = None
@@ -226,13 +230,18 @@ class Offloader:
         num_shards: int = 1,
         policy_object: _native.Policy | None = None,
         predictor_object: _native.Predictor | None = None,
+        cuda_device: int | None = None,
     ) -> None:
         """`num_slots` experts fit at once. `policy_object` replaces the named policy, and
         `predictor_object` is then what it listens to. `embedding_size` is h, 0 where no embeddings
         are published. Of `num_shards`, this one serves experts e with e mod num_shards == shard.
 
-        Raises ConfigError for settings that do not fit, CapacityError if memory does not suffice.
+        `cuda_device` is the ordinal of the GPU that holds the slots; None: they lie in host memory.
+
+        Raises ConfigError for settings that do not fit, CapacityError if memory does not suffice,
+        EngineError if the GPU cannot be used.
         """
+        self._cuda_device = cuda_device
         self._num_experts = geometry.num_experts
         if predictor_object is not None and policy_object is None:
             raise ConfigError("predictor_object needs the policy_object that listens to it")
@@ -254,14 +263,34 @@ class Offloader:
                 num_shards=num_shards,
                 own_policy=policy_object,
                 own_predictor=predictor_object,
+                cuda_device=cuda_device,
             )
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
     @property
+    def native(self) -> _native.Offloader:
+        return self._native
+
+    @property
     def arena(self) -> Bytes:
-        """uint8 [num_slots, blob_bytes]; one address for life, rows 64-byte aligned."""
+        """uint8 [num_slots, blob_bytes]; one address for life, rows 64-byte aligned. Of slots in
+        host memory only."""
+        assert self._cuda_device is None, "these slots lie on a GPU: see arena_address"
         return self._native.arena
+
+    @property
+    def arena_address(self) -> int:
+        """Of slot 0, on the device; slot s lies `s * slot_stride_bytes` behind."""
+        return self._native.arena_address
+
+    @property
+    def num_slots(self) -> int:
+        return self._native.num_slots
+
+    @property
+    def slot_stride_bytes(self) -> int:
+        return self._native.slot_stride_bytes
 
     @property
     def map_store(self) -> _native.MapStore | None:
@@ -398,12 +427,18 @@ class Offloader:
             preemptions=counters.transfers.preemptions,
         )
 
+    def resident(self) -> npt.NDArray[np.bool_]:
+        """[L * J]: which experts lie ready in a slot."""
+        return np.asarray(self._native.resident()).astype(np.bool_)
+
     def check_integrity(self) -> None:
         """Raises EngineError where the books of cache, planner and transfers disagree."""
         self._native.check_integrity()
 
     def close(self) -> None:
-        """Ends its threads, also with copies in flight; idempotent. The arena stays mapped."""
+        """Ends its threads, also with copies in flight; idempotent. Slots in host memory stay
+        mapped, those on a GPU are freed.
+        """
         self._native.close()
 
     def __enter__(self) -> Self:

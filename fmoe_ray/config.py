@@ -186,6 +186,8 @@ class EngineSettings(_Section):
     """A request that takes longer ends with an error."""
     step_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     """A replica whose step gives no result for this long is replaced."""
+    cuda_graphs: bool = True
+    """GPU only: decode steps run as one CUDA graph each; off, the same kernels one by one."""
     num_threads: Annotated[int, Field(ge=1)] | None = None
     """CPU threads for the dense computation; torch's own choice if not given."""
 
@@ -220,12 +222,22 @@ class ServerSettings(_Section):
     graceful_shutdown_timeout_s bounds both together."""
 
 
+class RoutingSettings(_Section):
+    by_experts: bool = False
+    """Sends a request to the replica whose resident experts fit its prompt best, where that is
+    known: for handle calls from the body, over HTTP from the header `x-fmoe-prompt`, the prompt or
+    its beginning, percent-encoded. Else to the less busy of two. Needs a policy that keeps maps."""
+    max_lead: Annotated[int, Field(ge=0)] = 4
+    """Requests by which the fitting replica may be busier than the least busy one."""
+
+
 class Settings(_Section):
     model: ModelSettings = ModelSettings()
     offload: OffloadSettings = OffloadSettings()
     engine: EngineSettings = EngineSettings()
     shards: ShardSettings = ShardSettings()
     server: ServerSettings = ServerSettings()
+    routing: RoutingSettings = RoutingSettings()
 
 
 def describe(error: ValidationError) -> str:

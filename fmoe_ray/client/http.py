@@ -117,19 +117,8 @@ def _error(response: httpx.Response) -> FmoeError:
         parsed = response.json()
     except ValueError:
         parsed = None  # a proxy's own words
-    body = error_body(parsed, response.text)
     retry_after_s = _retry_after_s(response.headers.get("retry-after", ""))
-    return error_from(body, response.status_code, retry_after_s)
-
-
-@contextmanager
-def _our_errors() -> Iterator[None]:
-    try:
-        yield
-    except httpx.TimeoutException as error:
-        raise UnavailableError(f"no answer in time: {error!r}") from error
-    except httpx.TransportError as error:
-        raise UnavailableError(f"the connection failed: {error}") from error
+    return error_from(error_body(parsed, response.text), response.status_code, retry_after_s)
 
 
 def _retry_after_s(value: str) -> float:
@@ -143,3 +132,13 @@ def _retry_after_s(value: str) -> float:
     if date.tzinfo is None:
         date = date.replace(tzinfo=UTC)
     return max(0.0, (date - datetime.now(UTC)).total_seconds())
+
+
+@contextmanager
+def _our_errors() -> Iterator[None]:
+    try:
+        yield
+    except httpx.TimeoutException as error:
+        raise UnavailableError(f"no answer in time: {error!r}") from error
+    except httpx.TransportError as error:
+        raise UnavailableError(f"the connection failed: {error}") from error

@@ -12,6 +12,7 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from fmoe_ray.engine.kv_cache import KVCache, Span
+from fmoe_ray.kernels import ops
 
 IMPLEMENTATION = "fmoe_ragged"
 _SPECIAL = ("s_aux", "softcap", "position_bias")
@@ -24,6 +25,8 @@ def bind_attention(model: Any, cache: KVCache) -> None:
     for module in model.modules():
         if hasattr(module, "layer_idx"):
             module._fmoe_cache = cache
+            module._fmoe_kv_layer = torch.tensor(module.layer_idx)
+            module._fmoe_window = _window(module) if hasattr(module, "config") else None
 
 
 def _attend(
@@ -38,8 +41,10 @@ def _attend(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """[1, T, heads, D] for `query` [1, heads, T, D]; transformers' attention interface."""
+    window: int | None = module._fmoe_window if sliding_window is None else sliding_window
+    if ops.is_decoding():
+        return _attend_once(module, query, key, value, scaling, window, **kwargs), None
     cache: KVCache = module._fmoe_cache
-    window = _window(module) if sliding_window is None else sliding_window
     special = hasattr(module, "sinks") or any(kwargs.get(name) is not None for name in _SPECIAL)
     outputs = []
     for span, (keys, values) in zip(cache.spans, cache.histories(key, value), strict=True):
@@ -74,6 +79,29 @@ def _attend(
 
 
 AttentionInterface.register(IMPLEMENTATION, _attend)
+
+
+def _attend_once(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: None = None,
+    **_: Any,
+) -> torch.Tensor:
+    """A step of one token a row, by an operator that also stores keys and values. Compilable."""
+    assert position_bias is None
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    scale = q.shape[-1] ** -0.5 if scaling is None else scaling
+    layer = module._fmoe_kv_layer
+    output: torch.Tensor = torch.ops.fmoe.attend(
+        q, k, v, layer, scale, window or 0, softcap or 0.0, s_aux
+    )
+    return output[None]
 
 
 def _window(module: nn.Module) -> int | None:

@@ -34,6 +34,8 @@ class EngineObserver(Protocol):
 class EngineHealth:
     num_running: int
     num_waiting: int
+    num_tokens: int
+    """Of requests running and waiting: in KV slots, or in prompts to be computed."""
     num_free_slots: int
     num_steps: int
     step_age_s: float
@@ -126,6 +128,7 @@ class Engine:
         return EngineHealth(
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,
+            num_tokens=self._scheduler.num_tokens,
             num_free_slots=self._scheduler.num_free_slots,
             num_steps=self._num_steps,
             step_age_s=0.0 if began is None else self._clock() - began,

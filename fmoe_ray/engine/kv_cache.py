@@ -57,6 +57,18 @@ class KVCache:
         self.spans: list[Span] = []
 
     @property
+    def max_context(self) -> int:
+        return self._max_context
+
+    def is_read_in_place(self) -> bool:
+        """Every layer attends to exactly what it stored; known after the first step."""
+        return self._in_place == set(self._regions)
+
+    def regions(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of all slots, [S, A, M, D] each."""
+        return self._regions[layer_idx]
+
+    @property
     def num_bytes(self) -> int:
         """Of all regions; known after the first step."""
         return sum(region.nbytes for regions in self._regions.values() for region in regions)

@@ -1,11 +1,12 @@
-"""The experts of a step on a CPU: asks for them, tells the predictor what the gates said, and
-computes each one as soon as it is there.
+"""The experts of a step one by one, with the operations of transformers: asks for them, tells the
+predictor what the gates said, and computes each one as soon as it is there. On a CPU, and on a GPU
+for experts that our kernels do not know.
 
 Shape letters: T tokens of the step, K experts of a token, J experts of a layer, R rows.
 """
 
 import logging
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,12 +21,26 @@ from fmoe_ray.engine.shard_group import (
 )
 from fmoe_ray.engine.step_recorder import StepRecorder
 from fmoe_ray.errors import CapacityError, ConfigError
-from fmoe_ray.models.experts import Dispatch
+from fmoe_ray.models.experts import Dispatch, ExpertsBackend
 from fmoe_ray.models.loader import LoadedModel
 from fmoe_ray.models.router import RouterTap, mean_by_row
 from fmoe_ray.policy import PolicyParts
 
 logger = logging.getLogger(__name__)
+
+
+class StepExperts(ExpertsBackend, Protocol):
+    """The experts of one step after the other."""
+
+    @property
+    def gate_rule(self) -> str:
+        """How a gate's output becomes a distribution; a name of `models.router.RULES`."""
+
+    def begin_step(self, tokens_of_row_R: list[int]) -> None:
+        """Before the forward pass of a step with these rows."""
+
+    def close(self) -> None:
+        """Lets go of the slots' memory."""
 
 
 class OffloadedExperts:
@@ -48,7 +63,10 @@ class OffloadedExperts:
         self._num_experts = loaded.num_experts
         self._publishes = offloader.wants_gates
         self._speculates = offloader.wants_speculative or recorder is not None
-        self._slots = [loaded.layout.numpy_views(slot) for slot in offloader.arena]
+        self._slots = [
+            loaded.layout.views(slot[: loaded.layout.blob_bytes])
+            for slot in device_arena(offloader, loaded.device)
+        ]
         self._row_of_token_T = np.empty(0, np.int32)
         self._num_rows = 0
 
@@ -76,7 +94,7 @@ class OffloadedExperts:
         weights_TK: torch.Tensor,
     ) -> torch.Tensor:
         """Batches of experts are computed in order of arrival; the sum does not depend on it."""
-        chosen_TK = index_TK.to(torch.int32).numpy()
+        chosen_TK = index_TK.to(torch.int32).cpu().numpy()
         self._offloader.request(layer, chosen_TK, self._row_of_token_T)
         # Published before the wait, so that prefetches it leads to move while the layer computes.
         if self._publishes or self._recorder is not None:
@@ -91,6 +109,8 @@ class OffloadedExperts:
         while delivered := self._offloader.wait():
             for expert, slot in delivered:
                 dispatch.compute(module, expert, self._slots[slot])
+            if hidden_TH.is_cuda:  # launched is not computed
+                torch.cuda.current_stream().synchronize()
             self._offloader.release([expert for expert, _ in delivered])
         self._group.add_up(dispatch.outputs)
         return dispatch.combine(weights_TK)
@@ -122,10 +142,10 @@ class OffloadedExperts:
         probs_TJ: torch.Tensor,
         speculative_TJ: torch.Tensor | None,
     ) -> None:
-        rows_T = torch.from_numpy(self._row_of_token_T)
+        rows_T = torch.from_numpy(self._row_of_token_T).to(probs_TJ.device)
 
         def by_row(values_TJ: torch.Tensor) -> torch.Tensor:
-            return mean_by_row(values_TJ, rows_T, self._num_rows).contiguous()
+            return mean_by_row(values_TJ, rows_T, self._num_rows).contiguous().cpu()
 
         self._offloader.publish_gate(
             layer,
@@ -133,6 +153,29 @@ class OffloadedExperts:
             (by_row(chosen_TJ) > 0).to(torch.uint8).numpy(),
             None if speculative_TJ is None else by_row(speculative_TJ).numpy(),
         )
+
+
+class _DeviceMemory:
+    """Memory of a GPU at an address, for `torch.as_tensor`."""
+
+    def __init__(self, address: int, shape: tuple[int, int]) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": shape,
+            "typestr": "|u1",
+            "data": (address, False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+def device_arena(offloader: Offloader, device: torch.device) -> torch.Tensor:
+    """uint8 [num_slots, slot_stride_bytes] where the slots lie; valid until the offloader is closed
+    on a GPU, and while it is referenced on a CPU.
+    """
+    if device.type == "cpu":
+        return torch.from_numpy(offloader.arena)
+    shape = (offloader.num_slots, offloader.slot_stride_bytes)
+    return torch.as_tensor(_DeviceMemory(offloader.arena_address, shape), device=device)
 
 
 def open_offloader(
@@ -186,4 +229,5 @@ def open_offloader(
         num_shards=group.size,
         policy_object=None if policy_parts is None else policy_parts.policy,
         predictor_object=None if policy_parts is None else policy_parts.predictor,
+        cuda_device=loaded.device.index if loaded.device.type == "cuda" else None,
     )

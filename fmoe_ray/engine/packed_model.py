@@ -25,6 +25,10 @@ class PackedModel:
         bind_attention(model, self._cache)
 
     @property
+    def cache(self) -> KVCache:
+        return self._cache
+
+    @property
     def kv_bytes(self) -> int:
         """Keys and values of all slots; known after `warm_up`."""
         return self._cache.num_bytes

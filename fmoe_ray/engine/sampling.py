@@ -32,14 +32,15 @@ class Sampler:
         else:
             self._generator.manual_seed(sampling.seed)
 
-    def draw(self, logits_V: torch.Tensor) -> Drawn:
-        """`logits_V`: [vocabulary], no NaN. Greedy for temperature 0."""
-        logits_V = logits_V.float().cpu()
-        if self._sampling.temperature == 0.0:
-            token = int(logits_V.argmax())
-        else:
-            token = self._draw(logits_V)
+    def draw(self, logits_V: torch.Tensor, greedy: int | None = None) -> Drawn:
+        """`logits_V`: [vocabulary], no NaN; `greedy` its greatest, where that is known already."""
         count = self._sampling.num_logprobs
+        if greedy is None:
+            greedy = int(logits_V.argmax())
+        if self._sampling.temperature == 0.0 and count is None:
+            return Drawn(token=greedy, logprob=None, top_logprobs=[])
+        logits_V = logits_V.float().cpu()
+        token = greedy if self._sampling.temperature == 0.0 else self._draw(logits_V)
         if count is None:
             return Drawn(token=token, logprob=None, top_logprobs=[])
         logprobs_V = logits_V.log_softmax(-1)

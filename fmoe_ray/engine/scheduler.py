@@ -56,6 +56,13 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def num_tokens(self) -> int:
+        """Of requests in flight: what lies in KV slots, or will once their prompts are computed."""
+        prompts = sum(len(sequence.request.prompt) for sequence in self._waiting)
+        running = self._running.values()
+        return prompts + sum(max(len(s.request.prompt), s.num_computed) for s in running)
+
+    @property
     def num_free_slots(self) -> int:
         return len(self._free_slots)
 

@@ -13,6 +13,7 @@ import torch
 
 from fmoe_ray.cache import CacheCounters, HostStore, IterationStats, Offloader
 from fmoe_ray.config import Settings
+from fmoe_ray.engine.gpu.assemble import GpuParts, assemble_gpu, free_bytes, prepare_process
 from fmoe_ray.engine.host_memory import free_host_bytes
 from fmoe_ray.engine.learned_maps import LearnedMaps
 from fmoe_ray.engine.messages import (
@@ -24,7 +25,7 @@ from fmoe_ray.engine.messages import (
     StepResult,
     StepStats,
 )
-from fmoe_ray.engine.offloaded_experts import OffloadedExperts, open_offloader
+from fmoe_ray.engine.offloaded_experts import OffloadedExperts, StepExperts, open_offloader
 from fmoe_ray.engine.packed_model import PackedModel
 from fmoe_ray.engine.pooling import Pooling, pool_rows
 from fmoe_ray.engine.process_group import open_group
@@ -36,7 +37,7 @@ from fmoe_ray.engine.step_recorder import StepRecorder
 from fmoe_ray.errors import EngineError
 from fmoe_ray.models.context import context_limit
 from fmoe_ray.models.device import choose_device, choose_dtype
-from fmoe_ray.models.experts import bind_experts
+from fmoe_ray.models.experts import NoExperts, bind_experts
 from fmoe_ray.models.loader import LoadedModel, load_model
 from fmoe_ray.models.router import RouterTap
 from fmoe_ray.models.weights import Progress
@@ -44,6 +45,8 @@ from fmoe_ray.policy import PolicyParts
 from fmoe_ray.trace.format import DECODE, PREFILL
 
 logger = logging.getLogger(__name__)
+
+_TELL_RESIDENT_EVERY_S = 0.5
 
 _NO_STATS = StepStats(
     seconds=0.0,
@@ -74,7 +77,8 @@ class StepRunner:
         self,
         *,
         model: PackedModel,
-        experts: OffloadedExperts,
+        experts: StepExperts,
+        gpu: GpuParts | None,
         offloader: Offloader,
         store: HostStore,
         recorder: StepRecorder | None,
@@ -86,6 +90,7 @@ class StepRunner:
     ) -> None:
         self._model = model
         self._experts = experts
+        self._gpu = gpu
         self._offloader = offloader
         self._store = store
         self._recorder = recorder
@@ -96,6 +101,7 @@ class StepRunner:
         self._requests: set[int] = set()
         self._samplers: dict[int, Sampler] = {}
         self._decoding: set[int] = set()
+        self._told_resident_s = -_TELL_RESIDENT_EVERY_S
         self._thread = ThreadPoolExecutor(
             max_workers=1,
             thread_name_prefix="fmoe-step",
@@ -121,6 +127,7 @@ class StepRunner:
         CapacityError, EngineError if the shards do not meet.
         """
         _use_threads(settings.engine.num_threads)
+        prepare_process()
         device = choose_device(settings.model.device)
         group = open_group(
             seat,
@@ -152,15 +159,20 @@ class StepRunner:
     ) -> "StepRunner":
         """A runner of a loaded model, which it owns from now on, as `group`. Raises as `load`."""
         device = loaded.device
+        is_cuda = device.type == "cuda"
         max_context = context_limit(settings, loaded.model.config)
         model = PackedModel(
             loaded.model,
-            num_slots=settings.engine.max_batch_size,
+            num_slots=settings.engine.max_batch_size + is_cuda,  # one for rows that pad
             max_context=max_context,
             device=device,
         )
+        bind_experts(loaded.experts.values(), NoExperts())
         model.warm_up()
-        free = free_host_bytes(model.kv_bytes, group.size) if device.type == "cpu" else None
+        if is_cuda:
+            free = free_bytes(loaded, settings.engine.max_prefill_tokens)
+        else:
+            free = free_host_bytes(model.kv_bytes, group.size)
         with ExitStack() as undo:
             offloader = open_offloader(loaded, settings.offload, group, policy_parts, free)
             undo.callback(offloader.close)
@@ -176,12 +188,19 @@ class StepRunner:
                 fingerprint=loaded.fingerprint,
                 is_saved=group.rank == 0,
             )
-            experts = OffloadedExperts(loaded, offloader, tap, recorder, group)
+            experts: StepExperts
+            gpu = None
+            if is_cuda:
+                gpu = assemble_gpu(loaded, model, offloader, tap, recorder, group, settings)
+                experts = gpu.experts
+            else:
+                experts = OffloadedExperts(loaded, offloader, tap, recorder, group)
             undo.pop_all()
         bind_experts(loaded.experts.values(), experts)
         return cls(
             model=model,
             experts=experts,
+            gpu=gpu,
             offloader=offloader,
             store=loaded.store,
             recorder=recorder,
@@ -196,7 +215,7 @@ class StepRunner:
                 num_experts=loaded.num_experts,
                 top_k=loaded.top_k,
                 expert_bytes=loaded.layout.blob_bytes,
-                expert_slots=len(offloader.arena),
+                expert_slots=offloader.num_slots,
                 device=str(device),
                 dtype=str(loaded.dtype).removeprefix("torch."),
                 policy=settings.offload.policy,
@@ -250,6 +269,17 @@ class StepRunner:
         """Of the expert cache, since it was made."""
         return self._offloader.counters()
 
+    def replay_routing(self, ids_LTK: torch.Tensor | None) -> None:
+        """From the next step on the gates choose these experts, int [L, >= T, K], whatever they
+        think; None ends it. For measurements: raises EngineError where our own kernels do not
+        compute the experts.
+        """
+        from fmoe_ray.engine.gpu.slot_experts import SlotExperts
+
+        if not isinstance(self._experts, SlotExperts):
+            raise EngineError("routing can be replayed on a GPU only, by our own kernels")
+        self._experts.replay(ids_LTK)
+
     def check_integrity(self) -> None:
         """Raises RuntimeError where the books of the expert cache disagree. Between steps only."""
         self._offloader.check_integrity()
@@ -264,6 +294,8 @@ class StepRunner:
             closing.callback(self._store.close)
             closing.callback(self._offloader.close)
             closing.callback(self._experts.close)
+            if self._gpu is not None:
+                closing.callback(self._gpu.close)
 
     def run(self, plan: StepPlan) -> StepResult:
         """`step` on the calling thread: for use without an event loop, never beside it. Raises as
@@ -294,9 +326,16 @@ class StepRunner:
         return StepResult(
             step=plan.step,
             rows=rows,
-            stats=_stats(iteration, time.perf_counter() - started),
+            stats=_stats(iteration, time.perf_counter() - started, self._resident_now_and_then()),
             routing_checksum=iteration.routing_checksum,
         )
+
+    def _resident_now_and_then(self) -> bytes:
+        now = time.monotonic()
+        if now - self._told_resident_s < _TELL_RESIDENT_EVERY_S:
+            return b""
+        self._told_resident_s = now
+        return np.packbits(self._offloader.resident()).tobytes()
 
     def _compute(self, rows: Sequence[Row]) -> tuple[torch.Tensor, IterationStats]:
         tokens_T = self._model.token_ids(rows)
@@ -310,12 +349,23 @@ class StepRunner:
             np.array([_only_token(row) for row in rows], np.int32),
             embeddings_RH.cpu().numpy(),
         )
-        self._experts.begin_step(tokens_of_row_R)
-        logits_RV = self._model.forward(rows, tokens_T)
+        logits_RV = self._forward(rows, tokens_T, tokens_of_row_R)
         iteration = self._offloader.end_iteration()
         if self._recorder is not None:
             self._recorder.end_step(rows, [phase == PREFILL for phase in phases_R], embeddings_TH)
         return logits_RV, iteration
+
+    def _forward(
+        self, rows: Sequence[Row], tokens_T: torch.Tensor, tokens_of_row_R: list[int]
+    ) -> torch.Tensor:
+        decode = None if self._gpu is None else self._gpu.decode
+        if decode is not None and decode.takes(rows):
+            return decode.forward(rows)
+        self._experts.begin_step(tokens_of_row_R)
+        if self._gpu is None:
+            return self._model.forward(rows, tokens_T)
+        with self._gpu.uncompiled():
+            return self._model.forward(rows, tokens_T)
 
     def _phase(self, row: Row) -> int:
         return DECODE if row.request_id in self._decoding else PREFILL
@@ -323,7 +373,10 @@ class StepRunner:
     def _sample(
         self, rows: Sequence[Row], logits_RV: torch.Tensor, iteration: IterationStats
     ) -> list[RowResult]:
-        is_nan_R = logits_RV.isnan().any(-1).tolist()
+        # One look at the device for all: the greatest of a row is NaN if any of it is.
+        top_R, token_R = logits_RV.max(-1)
+        is_nan_R = top_R.isnan().tolist()
+        greedy_R = token_R.tolist()
         results = []
         for number, row in enumerate(rows):
             experts = _counts(iteration, number)
@@ -335,7 +388,7 @@ class StepRunner:
             elif not row.samples:
                 results.append(RowResult(request_id=row.request_id, token=None, experts=experts))
             else:
-                drawn = self._samplers[row.request_id].draw(logits_RV[number])
+                drawn = self._samplers[row.request_id].draw(logits_RV[number], greedy_R[number])
                 results.append(
                     RowResult(
                         request_id=row.request_id,
@@ -383,8 +436,9 @@ def _use_threads(num_threads: int | None) -> None:
         torch.set_num_threads(num_threads)  # per thread: has to be said on the one that computes
 
 
-def _stats(iteration: IterationStats, seconds: float) -> StepStats:
+def _stats(iteration: IterationStats, seconds: float, resident: bytes) -> StepStats:
     return StepStats(
+        resident=resident,
         seconds=seconds,
         stall_seconds=iteration.stall_s,
         bytes_on_demand=iteration.bytes.on_demand,

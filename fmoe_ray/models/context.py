@@ -20,4 +20,7 @@ def context_limit(settings: Settings, config: Any) -> int:
         raise ConfigError(
             f"engine.max_context {asked}: the model was made for {limit} tokens; give at most that"
         )
-    return asked if asked is not None else int(limit or 0)
+    if asked is not None:
+        return asked
+    assert limit is not None
+    return int(limit)

@@ -31,6 +31,20 @@ class ExpertsBackend(Protocol):
         """[T, H], of the type of `hidden_TH`. Expert ids >= num_experts contribute nothing."""
 
 
+class NoExperts:
+    """A backend whose experts contribute nothing: for a pass that only looks at the rest."""
+
+    def forward(
+        self,
+        module: Any,
+        layer: int,
+        hidden_TH: torch.Tensor,
+        index_TK: torch.Tensor,
+        weights_TK: torch.Tensor,
+    ) -> torch.Tensor:
+        return torch.zeros_like(hidden_TH)
+
+
 def bind_experts(modules: Iterable[nn.Module], backend: ExpertsBackend) -> None:
     """From now on `backend` computes these experts modules, numbered in the given order."""
     for layer, module in enumerate(modules):

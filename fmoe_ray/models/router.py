@@ -70,17 +70,18 @@ class RouterTap:
 
     def __init__(self, model: nn.Module) -> None:
         self._last: tuple[nn.Module, tuple[Any, ...], torch.Tensor] | None = None
-        self._index: dict[nn.Module, int] = {}
         self._handles = []
         for module, index in _routers(model):
-            self._index[module] = index
+            module._fmoe_gate_index = index  # type: ignore[assignment]
             self._handles.append(module.register_forward_hook(self._seen))
 
     def _seen(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self._last = (module, args, self._gate_output(module, output))
 
     def _gate_output(self, module: nn.Module, output: Any) -> torch.Tensor:
-        gate: torch.Tensor = output[self._index[module]] if isinstance(output, tuple) else output
+        # On the module itself, so that one compiled layer serves all.
+        index: int = module._fmoe_gate_index  # type: ignore[assignment]
+        gate: torch.Tensor = output[index] if isinstance(output, tuple) else output
         return gate.reshape(-1, gate.shape[-1])
 
     def take(self) -> tuple[nn.Module, tuple[Any, ...], torch.Tensor] | None:

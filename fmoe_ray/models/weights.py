@@ -193,6 +193,27 @@ class WeightReader:
         return tensor
 
 
+def initialise_dense(architecture: Architecture, device: torch.device, dtype: torch.dtype) -> None:
+    """Materialises everything but the experts with the family's own random initialisation."""
+    model = architecture.model
+    config = LoadStateDictConfig(
+        pretrained_model_name_or_path=None,
+        device_map={"": device},
+        dtype=dtype,
+        dtype_plan=model._get_dtype_plan(dtype),
+        weight_mapping=[],
+    )
+    experts = set(architecture.expert_parameters)
+    with _quiet():
+        info, _ = convert_and_load_state_dict_in_model(model, {}, config)
+        info.missing_keys -= experts
+        for name in experts:
+            model.get_parameter(name)._is_hf_initialized = True
+        model._finalize_model_loading(model, config, info)
+    model.eval()
+    model.requires_grad_(False)
+
+
 class _quiet:
     """Silences transformers' own progress bar and loading report: ours replace them."""
 

@@ -37,6 +37,7 @@ NB_MODULE(_native, m) {
     fmoe::bindings::bind_policies(m);
     fmoe::bindings::bind_host_store(m);
     fmoe::bindings::bind_offloader(m);
+    fmoe::bindings::bind_gates(m);
     fmoe::bindings::bind_planner(m);
     fmoe::bindings::bind_simulator(m);
 }

@@ -4,8 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <fstream>
-#include <limits>
+#include <string_view>
 #include <system_error>
 
 #include "fmoe/errors.h"
@@ -14,23 +15,30 @@ namespace fmoe {
 
 namespace {
 
+// Digits at the start of `text`, after blanks. Not by operator>>: where several C++ runtimes share
+// a process, as under some builds of torch, it was seen to read every number as 0.
+std::optional<std::size_t> parse_number(std::string_view text) {
+    text.remove_prefix(std::min(text.find_first_not_of(" \t"), text.size()));
+    std::size_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end == text.data()) return std::nullopt;
+    return value;
+}
+
 // The number behind `key` in a file of "key number" lines, as /proc/meminfo and memory.stat are.
 std::optional<std::size_t> read_value(const std::filesystem::path& file, const std::string& key) {
     std::ifstream lines(file);
-    std::string found;
-    std::size_t value = 0;
-    while (lines >> found >> value) {
-        if (found == key) return value;
-        lines.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
-    }
+    for (std::string line; std::getline(lines, line);)
+        if (line.starts_with(key)) return parse_number(std::string_view(line).substr(key.size()));
     return std::nullopt;
 }
 
 // Nothing for "max" and where there is no such file.
 std::optional<std::size_t> read_number(const std::filesystem::path& file) {
-    std::size_t value = 0;
-    if (std::ifstream(file) >> value) return value;
-    return std::nullopt;
+    std::ifstream lines(file);
+    std::string line;
+    if (!std::getline(lines, line)) return std::nullopt;
+    return parse_number(line);
 }
 
 // The group of this process in the unified hierarchy: the line "0::/path".
@@ -51,7 +59,7 @@ std::optional<std::size_t> cgroup_available_bytes(const std::filesystem::path& r
         const auto used = read_number(root / at / "memory.current");
         if (limit && used) {
             const std::size_t droppable =
-                read_value(root / at / "memory.stat", "inactive_file").value_or(0);
+                read_value(root / at / "memory.stat", "inactive_file ").value_or(0);
             const std::size_t held = *used - std::min(*used, droppable);
             const std::size_t left = *limit - std::min(*limit, held);
             least = std::min(least.value_or(left), left);

@@ -6,6 +6,7 @@
 
 #include "fmoe/errors.h"
 #include "fmoe/map_store.h"
+#include "fmoe/spin.h"
 
 namespace fmoe {
 
@@ -71,7 +72,7 @@ void Offloader::close() {
     {
         const std::lock_guard lock(mutex_);
         is_closed_ = true;
-        progress_.notify_all();
+        wake_waiters();
     }
     contexts_.close();
     device_->interrupt();
@@ -200,17 +201,45 @@ void Offloader::wait(std::vector<Delivery>& out) {
     std::unique_lock lock(mutex_);
     const double began = now_s();
     const auto deadline = after(options_.timeout_s);
+    while (!is_served(out, deadline)) progress_.wait_until(lock, deadline);
+    count_stall(now_s() - began);
+}
+
+// Between looks it spins on a counter, not on the mutex, which the link thread needs.
+void Offloader::poll(std::vector<Delivery>& out) {
+    const auto deadline = after(options_.timeout_s);
+    double began = 0;
     while (true) {
-        check_in_iteration();
-        deliver(out);
-        if (!out.empty() || gate_.undelivered.empty()) break;
-        check_progress(deadline);
-        progress_.wait_until(lock, deadline);
+        const std::uint64_t seen = num_wakes_.load(std::memory_order_acquire);
+        {
+            const std::lock_guard lock(mutex_);
+            const bool is_over = is_served(out, deadline);
+            if (began == 0 && is_over) return;
+            if (is_over) return count_stall(now_s() - began);
+            if (began == 0) began = now_s();
+        }
+        while (num_wakes_.load(std::memory_order_acquire) == seen && Clock::now() < deadline)
+            relax();
     }
-    const double stall = now_s() - began;
-    gate_.stall_s += stall;
-    stats_.stall_s += stall;
-    stall_s_ += stall;
+}
+
+bool Offloader::is_served(std::vector<Delivery>& out, Clock::time_point deadline) {
+    check_in_iteration();
+    deliver(out);
+    if (!out.empty() || gate_.undelivered.empty()) return true;
+    check_progress(deadline);
+    return false;
+}
+
+void Offloader::wake_waiters() {
+    num_wakes_.fetch_add(1, std::memory_order_release);
+    progress_.notify_all();
+}
+
+void Offloader::count_stall(double seconds) {
+    gate_.stall_s += seconds;
+    stats_.stall_s += seconds;
+    stall_s_ += seconds;
 }
 
 void Offloader::deliver(std::vector<Delivery>& out) {
@@ -361,6 +390,15 @@ OffloaderCounters Offloader::counters() {
             iteration_,          contexts_.num_dropped(), score_};
 }
 
+std::vector<std::uint8_t> Offloader::resident() {
+    const std::lock_guard lock(mutex_);
+    check_usable();
+    std::vector<std::uint8_t> found;
+    for (int expert = 0; expert < options_.geometry.size(); ++expert)
+        found.push_back(planner_.cache().is_ready(expert) ? 1 : 0);
+    return found;
+}
+
 void Offloader::check_integrity() {
     const std::lock_guard lock(mutex_);
     check_usable();
@@ -401,7 +439,7 @@ void Offloader::guard(void (Offloader::*loop)()) {
         const std::string message = std::string("offloader: a thread failed: ") + error.what();
         const std::lock_guard lock(mutex_);
         if (failure_.empty()) failure_ = message;
-        progress_.notify_all();
+        wake_waiters();
     }
 }
 
@@ -419,7 +457,7 @@ void Offloader::link_loop() {
             for (int expert : finished_) planner_.copy_done(expert);
             settle();
         }
-        if (!done.empty()) progress_.notify_all();
+        if (!done.empty()) wake_waiters();
     }
 }
 
@@ -452,7 +490,7 @@ void Offloader::post(std::vector<Prediction>& predictions) {
     }
     predictions.clear();
     settle();
-    progress_.notify_all();  // a hold may have lapsed
+    wake_waiters();  // a hold may have lapsed
 }
 
 }  // namespace fmoe

@@ -2,18 +2,24 @@
 
 import json
 import os
+import re
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from fmoe_ray.config import load_settings
+from fmoe_ray.config import Settings, load_settings
+from fmoe_ray.engine.backend import Progress
+from fmoe_ray.engine.seat import ONLY_SEAT, Seat
+from fmoe_ray.engine.stub_runner import StubBackend, StubRunner
+from fmoe_ray.errors import EngineError
 
 pytestmark = pytest.mark.ray
 
@@ -112,6 +118,31 @@ def _health_if_free(client: httpx.Client) -> Any:
     return health if health["num_running"] == 0 else None
 
 
+@dataclass(frozen=True)
+class LonelyBackend(StubBackend):
+    """Its second shard does not find the first."""
+
+    def load_runner(
+        self, settings: Settings, progress: Progress | None = None, seat: Seat = ONLY_SEAT
+    ) -> StubRunner:
+        if seat.rank == 1:
+            raise EngineError(f"shard 1 did not meet all 2 shards at {seat.host}:{seat.port}")
+        return super().load_runner(settings, progress, seat)
+
+
+def test_shards_that_do_not_meet_are_in_the_status_of_the_application(cluster: str) -> None:
+    from ray import serve
+
+    from fmoe_ray.actors.app import build_with
+
+    with pytest.raises(RuntimeError):
+        application = build_with(load_settings(CONFIG), LonelyBackend())
+        serve.run(application, name="lonely", route_prefix="/lonely")
+    message = serve.status().applications["lonely"].deployments["Replica"].message
+    assert re.search(r"shard 1 did not meet all 2 shards at [0-9.]+:[1-9]\d+", message)
+    serve.delete("lonely")
+
+
 def read_stream(
     client: httpx.Client, request: dict[str, Any], has_token: threading.Event
 ) -> list[str]:
@@ -149,7 +180,7 @@ def test_a_killed_shard_fails_what_is_in_flight_and_the_rest_is_served_by_the_re
         response = client.get("/health")
         return response.status_code == 200 and response.json()["replica"] != before
 
-    within(60, is_replaced)
+    within(120, is_replaced)
     assert not any(is_alive(pid) for pid in pids)
     response = client.post("/v1/completions", json=body(PROMPTS[0]))
     assert response.json()["usage"]["completion_tokens"] == NUM_TOKENS

@@ -87,6 +87,7 @@ def end_of_a_deadlock() -> Iterator[None]:
     """A thread that waits with the GIL stops Python and every time-out written in it; this one
     needs none: it shows all stacks and ends the process.
     """
+    assert sys.__stderr__ is not None
     faulthandler.dump_traceback_later(120, exit=True, file=sys.__stderr__)
     yield
     faulthandler.cancel_dump_traceback_later()

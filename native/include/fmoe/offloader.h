@@ -54,10 +54,10 @@ struct PredictionScore {
 };
 
 struct IterationStats {
-    double stall_s = 0;  // that wait() blocked
+    double stall_s = 0;          // that wait() blocked
     TransferCounters transfers;  // since the iteration before ended
     PredictionScore score;       // of predictions posted since then
-    int num_maps = 0;       // that the predictor keeps
+    int num_maps = 0;            // that the predictor keeps
     GateOutcome total;
     std::vector<GateOutcome> rows;  // an expert counts once for each row that chose it
     // Of what the gates chose, experts of other shards included: equal on all shards of a step.
@@ -111,6 +111,8 @@ public:
     // As try_wait, but blocks until one is computable; empty when all were delivered.
     // Throws TimeoutError, or invalid_argument where only release() could make progress.
     void wait(std::vector<Delivery>& out);
+    // As wait(), but polls: for a thread that has a core to itself and answers a GPU.
+    void poll(std::vector<Delivery>& out);
     // Experts within the layer, delivered and computed.
     void release(std::span<const int> experts);
     // [num_rows, J] each. Never waits, except for a predictor that is_synchronous().
@@ -123,6 +125,8 @@ public:
     // Blocks until no copy is queued or in flight. Throws TimeoutError.
     void wait_until_idle();
     OffloaderCounters counters();
+    // [L * J]: 1 where the expert lies ready in a slot.
+    std::vector<std::uint8_t> resident();
     void check_integrity();
     // Ends the threads, also with copies in flight; every later call throws EngineError.
     void close();
@@ -154,6 +158,10 @@ private:
     void deliver(std::vector<Delivery>& out);
     // Nothing is on its way and every slot is pinned: only release() makes progress.
     bool needs_release() const;
+    // Under the mutex. True once wait() can return.
+    bool is_served(std::vector<Delivery>& out, Clock::time_point deadline);
+    void count_stall(double seconds);
+    void wake_waiters();
     void post(std::vector<Prediction>& predictions);
     void check_progress(Clock::time_point deadline) const;
     void collect_needed(int layer, std::span<const std::int32_t> chosen,
@@ -169,6 +177,7 @@ private:
 
     mutable std::mutex mutex_;
     std::condition_variable progress_;
+    std::atomic<std::uint64_t> num_wakes_ = 0;  // of progress_, for poll()
     Planner planner_;
     TransferEngine transfers_;
     std::string failure_;  // of a thread, empty while there is none

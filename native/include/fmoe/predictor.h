@@ -45,7 +45,7 @@ struct Prediction {
     int first_layer = 0;
     int num_layers = 0;
     int num_rows = 0;
-    std::vector<float> p;      // [R, num_layers, J]
+    std::vector<float> p;  // [R, num_layers, J]
     // [R, num_layers, J], or empty where it is not predicted: given that the iteration it speaks of
     // does without the expert, E[exp(1 - n)], n the iterations after that one until the first use.
     std::vector<float> later;

@@ -12,6 +12,7 @@ void bind_policies(nanobind::module_& m);
 void bind_planner(nanobind::module_& m);
 void bind_host_store(nanobind::module_& m);
 void bind_offloader(nanobind::module_& m);
+void bind_gates(nanobind::module_& m);
 void bind_simulator(nanobind::module_& m);
 
 }  // namespace fmoe::bindings

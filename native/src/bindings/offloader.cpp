@@ -10,10 +10,10 @@
 #include <optional>
 #include <utility>
 
+#include "arrays.h"
 #include "bindings.h"
-#include "borrowed.h"
-#include "fmoe/cpu_device.h"
 #include "fmoe/map_store.h"
+#include "py_offloader.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -25,67 +25,13 @@ namespace {
 template <class T, int N>
 using Array = nb::ndarray<const T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
 using Arena = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<2>>;
-using Deliveries = std::vector<std::pair<int, int>>;
-
-// Without Python code inside, nothing that holds the monitor ever wants the GIL: then short calls
-// keep it, because giving it up can cost a switch interval. With Python code inside, they must not.
-class PyOffloader {
-public:
-    template <class Call>
-    auto unlocked(Call call) {
-        std::optional<nb::gil_scoped_release> release;
-        if (calls_python_) release.emplace();
-        return call();
-    }
-
-    PyOffloader(std::shared_ptr<HostStore> store, const std::string& policy,
-                const PolicyParams& params, const OffloaderOptions& options,
-                std::optional<double> link_gbps, Policy* own_policy, Predictor* own_predictor)
-        : calls_python_(own_policy != nullptr || own_predictor != nullptr) {
-        PolicyParts parts;
-        if (own_policy == nullptr) parts = make_policy(policy, params);
-        if (own_policy != nullptr) parts.policy = std::make_unique<BorrowedPolicy>(*own_policy);
-        if (own_predictor != nullptr)
-            parts.predictor = std::make_unique<BorrowedPredictor>(*own_predictor);
-        auto device = std::make_unique<CpuDevice>(params.num_slots, store->blob_bytes(), link_gbps);
-        unlocked([&] {
-            offloader_ = std::make_unique<Offloader>(std::move(store), std::move(device),
-                                                     std::move(parts), options);
-        });
-    }
-    // The threads may need the GIL to end.
-    ~PyOffloader() {
-        const nb::gil_scoped_release release;
-        offloader_.reset();
-    }
-
-    Offloader& operator*() { return *offloader_; }
-    Offloader* operator->() { return offloader_.get(); }
-
-    Deliveries wait() {
-        if (!unlocked([&] { return offloader_->try_wait(deliveries_); })) {
-            const nb::gil_scoped_release release;
-            offloader_->wait(deliveries_);
-        }
-        Deliveries result;
-        result.reserve(deliveries_.size());
-        for (const Delivery& delivery : deliveries_)
-            result.emplace_back(delivery.expert, delivery.slot);
-        return result;
-    }
-
-private:
-    bool calls_python_;
-    std::unique_ptr<Offloader> offloader_;
-    std::vector<Delivery> deliveries_;
-};
 
 void construct(PyOffloader* self, std::shared_ptr<HostStore> store, const Geometry& geometry,
                int num_slots, const std::string& policy, const std::string& eviction,
                int prefetch_distance, int store_capacity, int embedding_size,
                std::size_t chunk_bytes, int prefetch_depth, std::optional<double> link_gbps,
                double timeout_s, int shard, int num_shards, Policy* own_policy,
-               Predictor* own_predictor) {
+               Predictor* own_predictor, std::optional<int> cuda_device) {
     const PolicyParams params{geometry,       num_slots,      prefetch_distance,
                               store_capacity, embedding_size, eviction,
                               shard,          num_shards};
@@ -97,7 +43,7 @@ void construct(PyOffloader* self, std::shared_ptr<HostStore> store, const Geomet
     options.shard = shard;
     options.num_shards = num_shards;
     new (self) PyOffloader(std::move(store), policy, params, options, link_gbps, own_policy,
-                           own_predictor);
+                           own_predictor, cuda_device);
 }
 
 Arena arena(nb::handle_t<PyOffloader> self) {
@@ -219,8 +165,16 @@ void bind_offloader(nb::module_& m) {
              "policy"_a, "eviction"_a, "prefetch_distance"_a, "store_capacity"_a,
              "embedding_size"_a, "chunk_bytes"_a, "prefetch_depth"_a, "link_gbps"_a.none(),
              "timeout_s"_a, "shard"_a, "num_shards"_a, "own_policy"_a.none(),
-             "own_predictor"_a.none(), nb::keep_alive<1, 16>(), nb::keep_alive<1, 17>())
+             "own_predictor"_a.none(), "cuda_device"_a.none(), nb::keep_alive<1, 16>(),
+             nb::keep_alive<1, 17>())
         .def_prop_ro("arena", &arena)
+        .def_prop_ro("arena_address",
+                     [](PyOffloader& self) {
+                         return reinterpret_cast<std::uintptr_t>(self->device().arena());
+                     })
+        .def_prop_ro("num_slots", [](PyOffloader& self) { return self->device().num_slots(); })
+        .def_prop_ro("slot_stride_bytes",
+                     [](PyOffloader& self) { return self->device().slot_stride_bytes(); })
         .def_prop_ro(
             "map_store", [](PyOffloader& self) { return self->map_store(); },
             nb::rv_policy::reference_internal, nb::sig("def map_store(self) -> MapStore | None"))
@@ -263,6 +217,12 @@ void bind_offloader(nb::module_& m) {
             "wait_until_idle", [](PyOffloader& self) { self->wait_until_idle(); }, release)
         .def(
             "counters", [](PyOffloader& self) { return self->counters(); }, release)
+        .def("resident",
+             [](PyOffloader& self) {
+                 std::vector<std::uint8_t> found = self.unlocked([&] { return self->resident(); });
+                 const std::size_t size = found.size();
+                 return to_numpy(std::move(found), {size});
+             })
         .def(
             "check_integrity", [](PyOffloader& self) { self->check_integrity(); }, release)
         .def("close", [](PyOffloader& self) { self->close(); }, release);
