@@ -6,7 +6,7 @@ measured link rate; overlapped, the larger of the two.
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -236,11 +236,11 @@ def measure(runner: StepRunner, load: Load, routing: Routing | None) -> Measured
 
 def run(
     loaded: LoadedModel, name: str, loads: Sequence[Load], ceilings: Ceilings
-) -> list[EngineReport]:
+) -> Iterator[EngineReport]:
     """Every load on a runner of its own, beside one with all experts resident per batch and
-    routing. Leaves the model's store open. Raises CapacityError, EngineError.
+    routing; each report as soon as it is measured. Leaves the model's store open. Raises
+    CapacityError, EngineError.
     """
-    reports = []
     resident: dict[tuple[int, str, int], Measured] = {}
     for load in loads:
         key = load.batch, load.routing, load.prompt_tokens
@@ -248,8 +248,7 @@ def run(
             everything = msgspec.structs.replace(load, budget="1.0", policy="lru")
             resident[key] = _measure_alone(loaded, everything)
         measured = _measure_alone(loaded, load)
-        reports.append(_report(loaded, name, load, measured, resident[key], ceilings))
-    return reports
+        yield _report(loaded, name, load, measured, resident[key], ceilings)
 
 
 def _measure_alone(loaded: LoadedModel, load: Load) -> Measured:
