@@ -9,6 +9,7 @@ from ray import serve
 from fmoe_ray.actors.cluster import check_cluster
 from fmoe_ray.actors.replica import ReplicaDeployment
 from fmoe_ray.actors.resources import placement_options
+from fmoe_ray.actors.router import router_options
 from fmoe_ray.config import Settings
 from fmoe_ray.engine.backend import Backend, ModelBackend
 
@@ -24,7 +25,8 @@ def build_with(settings: Settings, backend: Backend) -> serve.Application:
     """The application over any backend; limits and replica counts come from the Serve file."""
     settings = _with_device(settings)
     check_cluster(settings, backend)
-    return ReplicaDeployment.options(**placement_options(settings)).bind(settings, backend)
+    options = {**placement_options(settings), **router_options(settings)}
+    return ReplicaDeployment.options(**options).bind(settings, backend)
 
 
 def _with_device(settings: Settings) -> Settings:

@@ -1,25 +1,34 @@
-"""The direct channel between a replica and its shards: one message a step each way, over ZeroMQ.
+"""The direct channel between a replica and its shards: one message a step each way, over TCP.
 
-Knows no Ray. Ray places and watches the shards; it carries none of their traffic.
+Knows no Ray. Ray places and watches the shards; it carries none of their traffic. A message is a
+length of four bytes and msgpack; docs/benchmarks has this beside ZeroMQ and gloo.
 """
 
 import asyncio
 import hmac
 import logging
 import secrets
+import socket
+from asyncio import IncompleteReadError, StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 import msgspec
-import zmq
-import zmq.asyncio
 
 from fmoe_ray.engine.messages import StepPlan, StepResult
 from fmoe_ray.engine.runner import RunnerInfo
-from fmoe_ray.errors import EngineError, ShardLostError
+from fmoe_ray.engine.shard_results import merge_results
+from fmoe_ray.errors import EngineError, ShardLostError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
-_LINGER_MS = 1000  # a last message may take this long to leave after the socket is closed
+_LENGTH_BYTES = 4
+_MAX_MESSAGE_BYTES = 2**28  # more is a stranger's noise taken for a length
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -48,7 +57,8 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
     """The replica needs the shard no more."""
 
 
-_from_shard = msgspec.msgpack.Decoder(Hello | Done | Failed)
+_hello = msgspec.msgpack.Decoder(Hello)
+_from_shard = msgspec.msgpack.Decoder(Done | Failed)
 _from_replica = msgspec.msgpack.Decoder(Run | Leave)
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -57,22 +67,19 @@ class ShardChannel:
     """The replica's end: a `Runner` that sends each plan to all shards and awaits all results."""
 
     def __init__(self, *, num_shards: int, host: str) -> None:
+        """Listens at a free port of `host`. Needs a running event loop."""
         self._num_shards = num_shards
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        port = self._socket.bind_to_random_port(f"tcp://{host}")
-        self.address = f"tcp://{host}:{port}"
+        self._socket = socket.create_server((host, 0))
+        self.address = Address(host, self._socket.getsockname()[1])
         self.token = secrets.token_hex(32)
-        self._ranks: dict[bytes, int] = {}
+        self._server: asyncio.Server | None = None
+        self._readers: set[asyncio.Task[None]] = set()
+        self._writers: dict[int, StreamWriter] = {}
         self._infos: dict[int, RunnerInfo] = {}
         self._results: dict[int, StepResult] = {}
         self._all_here = asyncio.Event()
         self._answer: asyncio.Future[StepResult] | None = None
         self._failure: EngineError | None = None
-        self._receiver = asyncio.create_task(self._receive(), name="shard-channel")
 
     @property
     def num_connected(self) -> int:
@@ -84,19 +91,21 @@ class ShardChannel:
 
     async def connected(self) -> None:
         """Waits until all shards have loaded and said hello. The caller bounds the wait."""
+        if self._server is None:
+            self._server = await asyncio.start_server(self._serve, sock=self._socket)
         await self._all_here.wait()
 
     async def step(self, plan: StepPlan) -> StepResult:
-        """Rank 0's result, once all ranks have theirs. Raises the error given to `fail`."""
+        """The merged result, once all shards have theirs. Raises the error given to `fail`."""
         if self._failure is not None:
             raise self._failure
         assert self._answer is None, "a step is in flight"
         self._results.clear()
         self._answer = asyncio.get_running_loop().create_future()
-        message = _encode(Run(plan))
+        message = _frame(Run(plan))
         try:
-            for identity in self._ranks:
-                await self._socket.send_multipart((identity, message))
+            for writer in self._writers.values():
+                writer.write(message)
             return await self._answer
         finally:
             self._answer = None
@@ -109,50 +118,61 @@ class ShardChannel:
             self._answer.set_exception(error)
 
     async def close(self) -> None:
-        self._receiver.cancel()
-        await asyncio.gather(self._receiver, return_exceptions=True)
-        for identity in self._ranks:
-            await self._socket.send_multipart((identity, _encode(Leave())))
+        """Tells the shards to leave; does not wait until they have."""
+        for task in self._readers:
+            task.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+        for writer in self._writers.values():
+            writer.write(_frame(Leave()))
+            writer.close()
+        if self._server is not None:
+            self._server.close()
         self._socket.close()
-        self._context.term()
 
-    async def _receive(self) -> None:
-        while True:
-            identity, payload = await self._socket.recv_multipart()
-            try:
-                message = _from_shard.decode(payload)
-            except msgspec.DecodeError as error:
-                logger.warning("a message that no shard sends was dropped: %s", error)
-                continue
-            if isinstance(message, Hello):
-                self._welcome(identity, message)
-            elif identity not in self._ranks:
-                logger.warning("a message without hello was dropped")
-            elif isinstance(message, Failed):
-                self.fail(ShardLostError(f"shard {self._ranks[identity]}: {message.message}"))
-            else:
-                self._collect(self._ranks[identity], message.result)
+    def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
+        task = asyncio.create_task(self._read(reader, writer))
+        self._readers.add(task)
+        task.add_done_callback(self._readers.discard)
 
-    def _welcome(self, identity: bytes, hello: Hello) -> None:
-        is_ours = hmac.compare_digest(hello.token, self.token)
-        if not is_ours or not 0 <= hello.rank < self._num_shards or hello.rank in self._infos:
-            logger.warning("a hello with a wrong token or rank %d was dropped", hello.rank)
-            return
-        self._ranks[identity] = hello.rank
+    async def _read(self, reader: StreamReader, writer: StreamWriter) -> None:
+        rank = None
+        try:
+            rank = self._welcome(_hello.decode(await _receive(reader)), writer)
+            while True:
+                message = _from_shard.decode(await _receive(reader))
+                if isinstance(message, Failed):
+                    self.fail(ShardLostError(f"expert shard {rank}: {message.message}"))
+                else:
+                    self._collect(rank, message.result)
+        except (msgspec.DecodeError, _StrangerError) as error:
+            logger.warning("a connection that is no shard's was closed: %s", error)
+        except (IncompleteReadError, ConnectionError):
+            if rank is not None:
+                self.fail(ShardLostError(f"expert shard {rank} died; this replica is replaced"))
+        finally:
+            if rank is None:
+                writer.close()
+
+    def _welcome(self, hello: Hello, writer: StreamWriter) -> int:
+        if not hmac.compare_digest(hello.token, self.token):
+            raise _StrangerError("its hello has a wrong token")
+        if not 0 <= hello.rank < self._num_shards or hello.rank in self._infos:
+            raise _StrangerError(f"rank {hello.rank} is taken or beyond {self._num_shards} shards")
+        self._writers[hello.rank] = writer
         self._infos[hello.rank] = hello.info
         if self.num_connected == self._num_shards:
             self._all_here.set()
+        return hello.rank
 
     def _collect(self, rank: int, result: StepResult) -> None:
         self._results[rank] = result
         if len(self._results) < self._num_shards or self._answer is None or self._answer.done():
             return
-        failed = [r for r in self._results.values() if r.error is not None]
-        self._answer.set_result(failed[0] if failed else self._results[0])
+        self._answer.set_result(merge_results([self._results[r] for r in range(self._num_shards)]))
 
 
 async def serve_shard(
-    address: str,
+    address: Address,
     token: str,
     rank: int,
     info: RunnerInfo,
@@ -160,19 +180,34 @@ async def serve_shard(
 ) -> None:
     """The shard's end: carries out plans until it is told to leave.
 
-    Raises EngineError, after telling the replica, when no later step can succeed.
+    Raises EngineError, after telling the replica, when no later step can succeed, and
+    UnavailableError when the replica is gone.
     """
-    context = zmq.asyncio.Context()
-    socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.LINGER, _LINGER_MS)
-    socket.connect(address)
+    reader, writer = await asyncio.open_connection(*address)
     try:
-        await socket.send(_encode(Hello(token, rank, info)))
-        while isinstance(message := _from_replica.decode(await socket.recv()), Run):
-            await socket.send(_encode(Done(await step(message.plan))))
+        writer.write(_frame(Hello(token, rank, info)))
+        while isinstance(message := _from_replica.decode(await _receive(reader)), Run):
+            writer.write(_frame(Done(await step(message.plan))))
     except EngineError as error:
-        await socket.send(_encode(Failed(str(error))))
+        writer.write(_frame(Failed(str(error))))
         raise
+    except (IncompleteReadError, ConnectionError) as error:
+        raise UnavailableError(f"the replica of shard {rank} is gone") from error
     finally:
-        socket.close()
-        context.term()
+        writer.close()
+
+
+class _StrangerError(Exception):
+    """Whoever has connected is none of this replica's shards."""
+
+
+def _frame(message: msgspec.Struct) -> bytes:
+    body = _encode(message)
+    return len(body).to_bytes(_LENGTH_BYTES) + body
+
+
+async def _receive(reader: StreamReader) -> bytes:
+    length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES))
+    if length > _MAX_MESSAGE_BYTES:
+        raise _StrangerError(f"it sent a message of {length} bytes")
+    return await reader.readexactly(length)

@@ -1,6 +1,7 @@
 """The shards of one replica: placed in its placement group, connected, watched."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from fmoe_ray.actors.shard import RemoteShard
 from fmoe_ray.config import Settings
 from fmoe_ray.engine.backend import Backend
 from fmoe_ray.errors import CapacityError, FmoeError, ShardLostError
+
+logger = logging.getLogger(__name__)
 
 
 class ShardGang:
@@ -44,7 +47,11 @@ class ShardGang:
             ).remote(self._settings, self._backend, rank, channel.address, channel.token)
             for rank in range(shards.num_shards)
         ]
-        self._runs = [asyncio.wrap_future(actor.run.remote().future()) for actor in self._actors]
+        # Each actor takes one call after the other: rank 0 has its port before it runs.
+        meeting = self._actors[0].host_meeting.remote()
+        self._runs = [
+            asyncio.wrap_future(actor.run.remote(meeting).future()) for actor in self._actors
+        ]
         connected = asyncio.ensure_future(channel.connected())
         await asyncio.wait(
             (connected, *self._runs),
@@ -60,6 +67,12 @@ class ShardGang:
                 f"see `ray status` for resources that are missing"
             )
         return channel
+
+    async def ended(self, timeout_s: float) -> None:
+        """Waits until the shards, told to leave, have given back what they hold."""
+        _, left = await asyncio.wait(self._runs, timeout=timeout_s)
+        if left:
+            logger.warning("%d shards had not left after %g s", len(left), timeout_s)
 
     async def lost(self) -> ShardLostError:
         """Waits, without polling, until a shard has gone."""

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -109,7 +109,20 @@ class RemoteMapStore:
         ray.kill(self._actor, no_restart=True)
 
     def _call(self, method: str, *args: Any, **options: Any) -> Any:
-        return _get(self._actor.call.remote(method, *args, **options))
+        return get_within(self._actor.call.remote(method, *args, **options))
+
+
+@contextmanager
+def connected(address: str) -> Iterator[None]:
+    """A connection to a cluster for one command. Raises StoreUnavailableError if there is none."""
+    try:
+        ray.init(address, log_to_driver=False)
+    except ConnectionError as error:
+        raise StoreUnavailableError(f"{address}: no cluster answers: {error}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 class MapLink:
@@ -130,7 +143,8 @@ class MapLink:
 
     def sync(self, outgoing: NamedMaps, since: Version) -> Update:
         segments = self._store.sync(self._reader, outgoing, since)
-        return Update(version=segments.version, maps=_get(segments.refs))
+        maps = get_within(segments.refs)
+        return Update(version=segments.version, num_taken=segments.num_taken, maps=maps)
 
 
 def shard_settings(settings: Settings) -> Settings:
@@ -168,7 +182,8 @@ async def sharing_maps(settings: Settings, runner: LocalRunner, rank: int) -> As
         await asyncio.to_thread(exchange.close)
 
 
-def _get(refs: Any) -> Any:
+def get_within(refs: Any) -> Any:
+    """`ray.get` that raises the store's own errors, and StoreUnavailableError in time."""
     try:
         return ray.get(refs, timeout=CALL_TIMEOUT_S)
     except RayTaskError as error:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -14,12 +15,14 @@ from fmoe_ray.actors.cluster import check_node
 from fmoe_ray.actors.gang import ShardGang
 from fmoe_ray.actors.handle_calls import HandleCalls
 from fmoe_ray.actors.metrics import RayObserver
+from fmoe_ray.actors.residency import ResidencyObserver
 from fmoe_ray.api.app import create_app
 from fmoe_ray.api.metrics import PrometheusObserver
 from fmoe_ray.api.service import Service
 from fmoe_ray.config import Settings
 from fmoe_ray.engine.backend import Backend
 from fmoe_ray.engine.engine import Engine
+from fmoe_ray.engine.load import LoadMeter
 
 logger = logging.getLogger(__name__)
 
@@ -40,22 +43,30 @@ class Replica(HandleCalls):
         assert group is not None, "the deployment has no placement group"
         await check_node(settings, backend, group)
         self._settings = settings
-        self._gang = ShardGang(settings, backend, group)
+        tag = serve.get_replica_context().replica_tag
+        self._gang = ShardGang(with_own_trace(settings, tag), backend, group)
         channel, tokenizer = await asyncio.gather(
             self._gang.start(), asyncio.to_thread(backend.load_tokenizer, settings)
         )
         self._channel = channel
         metrics = PrometheusObserver()
+        self._load = LoadMeter()
+        self._residency = ResidencyObserver()
         self._engine = Engine(
             channel,
             tokenizer,
             settings.engine,
-            observers=(metrics, RayObserver(settings.model.name, channel.info)),
+            observers=(
+                metrics,
+                RayObserver(settings.model.name, channel.info),
+                self._load,
+                self._residency,
+            ),
         )
         self._service = Service(
             engine=self._engine,
             model_name=settings.model.name,
-            replica=serve.get_replica_context().replica_tag,
+            replica=tag,
             settings=settings.server,
             metrics=metrics,
             started_at=int(time.time()),
@@ -72,6 +83,14 @@ class Replica(HandleCalls):
     def check_health(self) -> None:
         """Called by Serve. Cheap, and about progress: a busy engine is healthy, a stuck one not."""
         self._engine.check_health()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve; `actors.autoscaling.TokenLoadPolicy` reads it."""
+        return self._load.take(self._engine)
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """Called by Serve, for `actors.router`."""
+        return self._residency.stats()
 
     def environment(self) -> dict[str, str]:
         """What this process sees of the machine."""
@@ -97,8 +116,18 @@ class Replica(HandleCalls):
             return  # __init__ has failed: there is nothing to finish
         for task in self._tasks:
             task.cancel()
-        await self._engine.drain(self._settings.server.drain_timeout_s)
         await self._engine.close()
+        await self._gang.ended(self._settings.server.save_timeout_s)
+
+
+def with_own_trace(settings: Settings, replica: str) -> Settings:
+    """Replicas that record do not overwrite each other, nor what one before them has recorded."""
+    if settings.offload.record_path is None:
+        return settings
+    path = Path(settings.offload.record_path)
+    own = str(path.with_name(f"{path.stem}.{replica}{path.suffix}"))
+    offload = settings.offload.model_copy(update={"record_path": own})
+    return settings.model_copy(update={"offload": offload})
 
 
 ReplicaDeployment: Any = serve.deployment(name="Replica")(serve.ingress()(Replica))

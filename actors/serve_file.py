@@ -4,31 +4,24 @@ Serve ignores keys it does not know; here they are mistakes.
 """
 
 import inspect
-import os
 import types
 from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from fmoe_ray.actors.replica import ReplicaDeployment
-from fmoe_ray.config import describe
+from fmoe_ray.config import Settings, describe
+from fmoe_ray.errors import ConfigError
+from fmoe_ray.policy import check_policy
 
 _PLACED_BY_BUILDER = ("placement_group_bundles", "placement_group_strategy", "ray_actor_options")
 
 
-def find_mistakes(path: str | os.PathLike[str]) -> list[str]:
-    """One line a mistake; empty if the file can be deployed as far as can be told offline."""
-    try:
-        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        return [f"cannot be read: {error.strerror}"]
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        return [f"not YAML: {error}"]
+def find_serve_mistakes(document: object) -> list[str]:
+    """One line a mistake; empty if it can be deployed as far as can be told offline."""
     if not isinstance(document, dict) or not document.get("applications"):
         return ["no applications: list; is it a Serve configuration file?"]
     try:
@@ -95,9 +88,13 @@ def _argument_mistakes(builder: Any, args: dict[str, Any]) -> Iterator[str]:
     if len(parameters) != 1 or not _is_model(parameters[0].annotation):
         return
     try:
-        parameters[0].annotation.model_validate(args)
+        settings = parameters[0].annotation.model_validate(args)
+        if isinstance(settings, Settings):
+            check_policy(settings.offload)
     except ValidationError as error:
         yield f"args: {describe(error)}"
+    except ConfigError as error:
+        yield f"args: {error}"
 
 
 def _deployment_mistakes(deployment: dict[str, Any]) -> Iterator[str]:
@@ -110,3 +107,24 @@ def _deployment_mistakes(deployment: dict[str, Any]) -> Iterator[str]:
     for key in ("max_ongoing_requests", "max_queued_requests"):
         if deployment.get(key, -1) == -1:
             yield f"deployments.{name}.{key}: without a limit overload is never refused; set it"
+    where = f"deployments.{name}.autoscaling_config"
+    for mistake in _scaling_mistakes(deployment.get("autoscaling_config") or {}):
+        yield f"{where}.{mistake}"
+
+
+def _scaling_mistakes(scaling: dict[str, Any]) -> Iterator[str]:
+    policy = scaling.get("policy") or {}
+    path = str(policy.get("policy_function", ""))
+    if not path:
+        return
+    if "target_ongoing_requests" in scaling:
+        yield "target_ongoing_requests: policy decides instead; remove one of the two"
+    module, _, name = path.replace(":", ".").rpartition(".")
+    try:
+        found = getattr(import_module(module), name)
+        if inspect.isclass(found):
+            found(**(policy.get("policy_kwargs") or {}))
+    except (ImportError, AttributeError, ValueError) as error:
+        yield f"policy.policy_function: {path} cannot be imported: {error}"
+    except (TypeError, ConfigError) as error:
+        yield f"policy.policy_kwargs: {error}"

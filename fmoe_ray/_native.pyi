@@ -336,9 +336,6 @@ class Predictor:
     def store(self) -> MapStore | None:
         """The native MapStore that it learns into."""
 
-def list_policies() -> list[str]:
-    """Names that a policy can be asked for by."""
-
 class PolicyInfo:
     """One line of the table of policies."""
 
@@ -350,6 +347,10 @@ class PolicyInfo:
 
     @property
     def predictor(self) -> str: ...
+
+    @property
+    def parameters(self) -> list[str]:
+        """Settings that have an effect on it."""
 
 def describe_policies() -> list[PolicyInfo]: ...
 
@@ -377,9 +378,6 @@ class HostStore:
     @staticmethod
     def create(name: str, fingerprint: str, num_blobs: int, blob_bytes: int, timeout_s: float) -> HostStore: ...
 
-    @staticmethod
-    def attach(name: str, fingerprint: str, timeout_s: float) -> HostStore: ...
-
     def blob(self, index: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', writable=False)]: ...
 
     def writable_blob(self, index: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C')]: ...
@@ -397,6 +395,8 @@ class HostStore:
 
     @property
     def is_complete(self) -> bool: ...
+
+def available_memory_bytes() -> int: ...
 
 class GateOutcome:
     @property
@@ -556,6 +556,8 @@ class Offloader:
     def wait_until_idle(self) -> None: ...
 
     def counters(self) -> OffloaderCounters: ...
+
+    def resident(self) -> NDArray[numpy.uint8]: ...
 
     def check_integrity(self) -> None: ...
 

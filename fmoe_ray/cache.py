@@ -24,7 +24,7 @@ __all__ = [
     "IterationStats",
     "Offloader",
     "TransferBytes",
-    "list_policies",
+    "available_memory_bytes",
 ]
 
 Bytes = npt.NDArray[np.uint8]
@@ -32,22 +32,24 @@ Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
 
-def list_policies() -> list[str]:
-    """Names that `Offloader(policy=...)` accepts."""
-    return _native.list_policies()
+def available_memory_bytes() -> int:
+    """What the kernel, and the limits of this process's groups, still give. Never from the total:
+    some machines grow. Raises CapacityError where the kernel does not say.
+    """
+    return _native.available_memory_bytes()
 
 
 class HostStore:
     """All experts of a model in shared memory, one page-aligned blob each.
 
     `create` fills it, or takes over a complete store of the same fingerprint and shape; other
-    processes of the node `create` or `attach` and share the pages. The last user to leave unlinks
+    processes of the node `create` it too and share the pages. The last user to leave unlinks
     it; what a killed process leaves behind is taken over or rebuilt by the next `create`. The
     memory stays mapped while a view of a blob or an `Offloader` uses it.
     """
 
     def __init__(self, native: _native.HostStore) -> None:
-        """Not called by users: see `create` and `attach`."""
+        """Not called by users: see `create`."""
         self._native: _native.HostStore | None = native
 
     @classmethod
@@ -71,18 +73,6 @@ class HostStore:
             return cls(
                 _native.HostStore.create(name, fingerprint, num_blobs, blob_bytes, timeout_s)
             )
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-
-    @classmethod
-    def attach(cls, name: str, fingerprint: str, *, timeout_s: float = 900.0) -> Self:
-        """Maps a complete store read-only; blocks up to `timeout_s` while it is being filled.
-
-        Raises ConfigError if there is none, FingerprintError if it is another model's,
-        StepTimeoutError.
-        """
-        try:
-            return cls(_native.HostStore.attach(name, fingerprint, timeout_s))
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
@@ -436,6 +426,10 @@ class Offloader:
             prediction_score=counters.score.sum,
             preemptions=counters.transfers.preemptions,
         )
+
+    def resident(self) -> npt.NDArray[np.bool_]:
+        """[L * J]: which experts lie ready in a slot."""
+        return np.asarray(self._native.resident()).astype(np.bool_)
 
     def check_integrity(self) -> None:
         """Raises EngineError where the books of cache, planner and transfers disagree."""

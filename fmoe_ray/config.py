@@ -80,8 +80,8 @@ class Budget:
     def slots(self, *, num_experts: int, expert_bytes: int, min_slots: int) -> int:
         """Expert slots on a device that hosts `num_experts` experts of `expert_bytes` bytes each.
 
-        A budget above all experts is cut to them. Automatic means all of them here; a device with
-        less memory must resolve it first. Raises ConfigError below `min_slots`.
+        A budget above all experts is cut to them. Automatic means all of them here; who knows the
+        device's free memory resolves it to bytes first. Raises ConfigError below `min_slots`.
         """
         if self.fraction is not None:
             slots = int(self.fraction * num_experts + 1e-9)
@@ -144,8 +144,9 @@ class OffloadSettings(_Section):
     policy: str = "fmoe+"
     """Which policy decides on prefetching and eviction; `fmoe bench policies` compares them."""
     budget: BudgetField = Budget()
-    """Experts held per device: 0.25 or 25% of all, 4GiB, 64 experts, or auto (what is left)."""
-    eviction: Literal["policy", "lru", "lfu", "fmoe"] = "policy"
+    """Experts held per device: 0.25 or 25% of all, 4GiB, 64 experts, or auto: all of them if the
+    device's memory allows, otherwise what it leaves after everything else."""
+    eviction: Literal["policy", "lru", "lfu", "ema", "fmoe"] = "policy"
     """Overrides the policy's own choice of victims."""
     prefetch_distance: Annotated[int, Field(ge=1)] = 3
     """d: how many layers ahead of its use an expert is prefetched."""
@@ -156,7 +157,7 @@ class OffloadSettings(_Section):
     shared the store's actor reads and writes it, on the head node while that lives."""
     share_maps: bool = True
     """In a cluster the replicas of one model learn from each other, through a store actor. Without
-    it each replica learns alone, and only one of them should have a `store_path`."""
+    it each replica learns alone, and adds what it has learnt to `store_path` when it leaves."""
     pooling: Literal["mean", "last", "max"] = "mean"
     """How a prompt's token embeddings become one semantic embedding."""
     chunk_bytes: SizeField = 4 * 2**20
@@ -166,7 +167,8 @@ class OffloadSettings(_Section):
     link_gbps: Annotated[float, Field(gt=0)] | None = None
     """CPU device only: throttles copies to this rate (GB/s), to study a slower link."""
     record_path: str | None = None
-    """Writes a routing trace of everything served to this file."""
+    """Writes a routing trace of everything served to this file, when the shards leave. In a cluster
+    each replica has a file of its own: its identity stands before the suffix."""
     transfer_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """A step that waits longer for an expert fails with an error instead of hanging."""
 
@@ -201,7 +203,8 @@ class ShardSettings(_Section):
     meeting_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     """How long started shards wait for each other before they load."""
     start_timeout_s: Annotated[float, Field(gt=0)] = 900.0
-    """Placing, loading and meeting may take this long before the replica fails with a message."""
+    """Examining the node may take this long, and after that placing the shards, their loading and
+    meeting together, before the replica fails with a message."""
 
 
 class ServerSettings(_Section):
@@ -209,8 +212,23 @@ class ServerSettings(_Section):
     """Accepted bearer tokens; none means that no key is asked for."""
     keep_alive_s: Annotated[float, Field(gt=0)] = 10.0
     """A stream without tokens for this long sends a comment, so that proxies keep it open."""
-    drain_timeout_s: Annotated[float, Field(ge=0)] = 15.0
-    """A replica that is shut down finishes what it has begun within this time."""
+    stream_interval_ms: Annotated[float, Field(ge=0)] = 4.0
+    """Tokens that come within this time of the chunk before are sent in one chunk: each chunk costs
+    the proxy far more than a token. The first token is never held back, nor one that comes later
+    than that; 0 sends every token alone."""
+    save_timeout_s: Annotated[float, Field(gt=0)] = 15.0
+    """A replica that is shut down waits this long for its shards to write maps and traces and to
+    leave shared memory. Before that Serve has let its requests finish; the deployment's
+    graceful_shutdown_timeout_s bounds both together."""
+
+
+class RoutingSettings(_Section):
+    by_experts: bool = False
+    """Sends a request to the replica whose resident experts fit its prompt best, where that is
+    known: for handle calls from the body, over HTTP from the header `x-fmoe-prompt`, the prompt or
+    its beginning, percent-encoded. Else to the less busy of two. Needs a policy that keeps maps."""
+    max_lead: Annotated[int, Field(ge=0)] = 4
+    """Requests by which the fitting replica may be busier than the least busy one."""
 
 
 class Settings(_Section):
@@ -219,6 +237,7 @@ class Settings(_Section):
     engine: EngineSettings = EngineSettings()
     shards: ShardSettings = ShardSettings()
     server: ServerSettings = ServerSettings()
+    routing: RoutingSettings = RoutingSettings()
 
 
 def describe(error: ValidationError) -> str:

@@ -25,14 +25,15 @@ class Finding:
 
 
 def examine() -> list[Finding]:
+    core = _compiled_core()
     return [
         _processors(),
-        _memory(),
+        *([_memory()] if core.is_ok else []),
         *_shared_memory(),
         *_stale_stores(),
         *_gpus(),
         *_versions(("torch", "transformers", "ray")),
-        _compiled_core(),
+        core,
     ]
 
 
@@ -45,24 +46,13 @@ def _processors() -> Finding:
 
 def _memory() -> Finding:
     """Available, not total: some machines grow, and others share what they have."""
-    fields = {}
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, rest = line.partition(":")
-        fields[name] = int(rest.split()[0]) * 1024
-    available = fields["MemAvailable"]
-    limit = _container_limit()
-    value = f"{available / _GIB:.1f} GiB available"
-    if limit is not None:
-        value += f", {limit / _GIB:.1f} GiB by the container"
-    is_ok = min(available, available if limit is None else limit) > 2 * _GIB
+    from fmoe_ray.cache import available_memory_bytes
+
+    available = available_memory_bytes()
+    is_ok = available > 2 * _GIB
     remedy = "" if is_ok else "experts live in host memory; free some or raise the limit"
+    value = f"{available / _GIB:.1f} GiB available"
     return Finding(name="memory", value=value, is_ok=is_ok, remedy=remedy)
-
-
-def _container_limit() -> int | None:
-    path = Path("/sys/fs/cgroup/memory.max")
-    text = path.read_text().strip() if path.is_file() else "max"
-    return None if text == "max" else int(text)
 
 
 def _shared_memory() -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from fmoe_ray.engine.stub_runner import StubRunner
 from fmoe_ray.errors import (
     InvalidRequestError,
     ModelNotFoundError,
+    OverloadedError,
     ShardLostError,
     UnavailableError,
 )
@@ -132,6 +133,26 @@ def test_a_stream_without_its_end_raises() -> None:
         assert next(pieces).text == "a"
         with pytest.raises(UnavailableError, match="broke off"):
             next(pieces)
+
+
+@pytest.mark.parametrize(
+    ("headers", "content", "words", "wait_s"),
+    [
+        ("retry-after: 7\r\n", b'{"error": {"message": "busy"}}', "busy", 7.0),
+        ("retry-after: Sun, 06 Nov 1994 08:49:37 GMT\r\n", b'{"error": "busy"}', "busy", 0.0),
+        ("retry-after: soon\r\n", b'{"error": {"code": 3}}', "code", 1.0),
+        ("retry-after: nan\r\n", b'["busy"]', "busy", 1.0),
+        ("", b'{"detail": "busy"}', "busy", 1.0),
+    ],
+)
+def test_an_error_in_any_form_keeps_its_words_and_wait(
+    headers: str, content: bytes, words: str, wait_s: float
+) -> None:
+    head = f"HTTP/1.1 429 Too Many Requests\r\n{headers}content-length: {len(content)}\r\n\r\n"
+    with server_that_says(head.encode() + content) as url, Client(url, model="tiny") as client:
+        with pytest.raises(OverloadedError, match=words) as caught:
+            client.complete("a")
+    assert caught.value.retry_after_s == wait_s
 
 
 def test_a_proxys_own_words_are_kept() -> None:

@@ -10,22 +10,22 @@ from fmoe_ray import __version__
 from fmoe_ray.api.body import describe_body, read_body
 from fmoe_ray.api.calls import begin, check_model
 from fmoe_ray.api.errors import add_error_handlers
-from fmoe_ray.api.keys import KeyCheck
+from fmoe_ray.api.keys import check_key
 from fmoe_ray.api.responses import AnswerResponse
 from fmoe_ray.api.schemas import ChatCompletionRequest, CompletionRequest
 from fmoe_ray.api.service import Service
 from fmoe_ray.errors import EngineError
 
 router = APIRouter()
+v1 = APIRouter(prefix="/v1", dependencies=[Depends(check_key)])
 
 
 def create_app(service: Service) -> FastAPI:
     app = FastAPI(title="fmoe_ray", version=__version__)
     app.state.service = service
     app.include_router(router)
+    app.include_router(v1)
     add_error_handlers(app)
-    if service.settings.api_keys:
-        app.add_middleware(KeyCheck, keys=service.settings.api_keys)
     return app
 
 
@@ -38,22 +38,22 @@ def _service(request: Request) -> Service:
 ServiceOf = Annotated[Service, Depends(_service)]
 
 
-@router.post("/v1/chat/completions", openapi_extra=describe_body(ChatCompletionRequest))
+@v1.post("/chat/completions", openapi_extra=describe_body(ChatCompletionRequest))
 async def create_chat_completion(request: Request, service: ServiceOf) -> Response:
     return await _answer(service, await read_body(request, ChatCompletionRequest))
 
 
-@router.post("/v1/completions", openapi_extra=describe_body(CompletionRequest))
+@v1.post("/completions", openapi_extra=describe_body(CompletionRequest))
 async def create_completion(request: Request, service: ServiceOf) -> Response:
     return await _answer(service, await read_body(request, CompletionRequest))
 
 
-@router.get("/v1/models")
+@v1.get("/models")
 async def list_models(service: ServiceOf) -> dict[str, Any]:
     return {"object": "list", "data": [_model_body(service)]}
 
 
-@router.get("/v1/models/{model:path}")
+@v1.get("/models/{model:path}")
 async def get_model(model: str, service: ServiceOf) -> dict[str, Any]:
     check_model(service, model)
     return _model_body(service)

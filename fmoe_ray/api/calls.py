@@ -1,6 +1,7 @@
 """A request of the API, checked and begun, whether it came over HTTP or as a call in a cluster."""
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ class Call:
 
     async def whole(self) -> dict[str, Any]:
         """The body of the whole answer. Raises what ended a request early."""
+        self.stream.interval_s = math.inf  # nobody looks at the parts
         events: dict[int, Event] = {}
         async for event in self.stream:
             if event.error is not None:
@@ -39,7 +41,8 @@ class Call:
         while not self.stream.is_over:
             event = await self.stream.next_within(keep_alive_s)
             if event is None:
-                yield None
+                if not self.stream.is_over:
+                    yield None
                 continue
             if event.error is not None:
                 raise event.error
@@ -60,7 +63,8 @@ async def begin(service: Service, body: ChatCompletionRequest | CompletionReques
             f"{service.engine.max_requests} (KV slots and engine.max_waiting)",
             "n",
         )
-    return Call(job, service.engine.submit(*job.requests))
+    interval_s = service.settings.stream_interval_ms / 1e3
+    return Call(job, service.engine.submit(*job.requests, interval_s=interval_s))
 
 
 def check_model(service: Service, model: str) -> None:

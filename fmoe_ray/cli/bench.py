@@ -50,17 +50,57 @@ def matcher(
 
 
 @app.command()
+def channel(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object instead of a table.")
+    ] = False,
+    shards: Annotated[list[int] | None, typer.Option(help="Shards; may be repeated.")] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Rows a step.")] = 16,
+    steps: Annotated[int, typer.Option(min=1, help="Steps timed.")] = 2000,
+) -> None:
+    """Time a step spends between replica and shards, beside the same over gloo."""
+    from fmoe_ray.actors.channel_bench import bench_channel, bench_gloo
+
+    measured = []
+    for number in shards or [1, 2]:
+        measured.append(bench_channel(num_shards=number, num_rows=rows, num_steps=steps))
+        measured.append(bench_gloo(num_shards=number, num_steps=steps))
+    if as_json:
+        typer.echo(json.dumps({"steps": [asdict(times) for times in measured]}))
+        return
+    for times in measured:
+        typer.echo(
+            f"{times.num_shards} shards, {times.transport:>4}: {times.median_us:.0f} us a step "
+            f"(10 to 90%: {times.p10_us:.0f} to {times.p90_us:.0f})"
+        )
+
+
+@app.command()
 def stream(
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object instead of a table.")
     ] = False,
     streams: Annotated[int, typer.Option(min=1, help="Answers streamed at once.")] = 16,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 2000,
+    interval: Annotated[
+        float | None, typer.Option(min=0, help="server.stream_interval_ms; 0: tokens alone.")
+    ] = None,
+    through_serve: Annotated[
+        bool, typer.Option("--serve", help="Through Ray Serve's proxy, on a cluster of its own.")
+    ] = False,
 ) -> None:
     """Tokens a second through scheduler and HTTP, from a stub instead of a model."""
-    from fmoe_ray.evaluate.stream_bench import bench_stream
+    from fmoe_ray.config import ServerSettings
+    from fmoe_ray.evaluate.stream_bench import bench_stream, bench_url
 
-    report = bench_stream(num_streams=streams, tokens_per_stream=tokens)
+    settings = ServerSettings() if interval is None else ServerSettings(stream_interval_ms=interval)
+    if through_serve:
+        from fmoe_ray.actors.stub_app import stub_app
+
+        with stub_app(streams, settings) as url:
+            report = bench_url(url, num_streams=streams, tokens_per_stream=tokens)
+    else:
+        report = bench_stream(num_streams=streams, tokens_per_stream=tokens, settings=settings)
     if as_json:
         typer.echo(json.dumps({**asdict(report), "tokens_per_s": report.tokens_per_s}))
         return
@@ -68,10 +108,9 @@ def stream(
         f"{report.num_streams} streams, {report.num_tokens} tokens in {report.num_chunks} events, "
         f"{report.seconds:.2f} s: {report.tokens_per_s:.0f} tokens/s"
     )
-    typer.echo(
-        f"server: {report.server_us_per_token:.1f} us of processor time a token; "
-        f"first token after {report.first_token_ms:.1f} ms (median)"
-    )
+    typer.echo(f"first token after {report.first_token_ms:.1f} ms (median)")
+    if report.server_us_per_token is not None:
+        typer.echo(f"server: {report.server_us_per_token:.1f} us of processor time a token")
 
 
 @app.command()
@@ -166,7 +205,7 @@ def agreement(
             f"token, measured {row.measured_tpot_ms:.2f} (ratio {row.ratio:.3f}); hits "
             f"{row.simulated_hit_rate:.1%} and {row.measured_hit_rate:.1%}; a layer "
             f"{row.layer_ms:.3f} ms ({row.resident_layer_ms:.3f} resident), "
-            f"a load {row.load_ms:g} ms"
+            f"a load {row.load_ms:.3f} ms ({row.nominal_load_ms:g} nominal)"
         )
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from fmoe_ray.cli.app import app
-from fmoe_ray.config import Budget, Settings, load_settings
+from fmoe_ray.config import Budget, OffloadSettings, Settings, load_settings
 from fmoe_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from fmoe_ray.engine.engine import Engine
     from fmoe_ray.engine.request import Event, GenerationRequest, Usage
     from fmoe_ray.engine.runner import Runner
+
+logger = logging.getLogger(__name__)
 
 
 @app.command()
@@ -86,7 +88,20 @@ def _settings(config: Path | None, expert_budget: str | None, policy: str | None
             "with one shard: set it to 1, or use `serve run`"
         )
     offload = settings.offload.model_copy(update=changes)
+    if policy is not None:
+        offload = _without_unused(offload)
     return settings.model_copy(update={"offload": offload})
+
+
+def _without_unused(offload: OffloadSettings) -> OffloadSettings:
+    """The file's parameters are for the file's policy: another one may have no use for them."""
+    from fmoe_ray.policy import unused_settings
+
+    unused = unused_settings(offload)
+    if unused:
+        logger.warning("policy %s does not use %s", offload.policy, ", ".join(unused))
+    given = offload.model_fields_set - set(unused)
+    return OffloadSettings(**{name: getattr(offload, name) for name in given})
 
 
 def _load_with_bar(backend: "Backend", settings: Settings) -> "Runner":

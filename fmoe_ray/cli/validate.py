@@ -1,4 +1,4 @@
-"""`fmoe validate`: checks Serve configuration files without a cluster."""
+"""`fmoe validate`: checks configuration files without a cluster."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,10 +10,10 @@ from fmoe_ray.cli.app import app
 
 @app.command()
 def validate(
-    files: Annotated[list[Path], typer.Argument(help="Serve configuration files.")],
+    files: Annotated[list[Path], typer.Argument(help="Serve, `ray up` and RayService files.")],
 ) -> None:
-    """Check Serve configuration files: schema, unknown keys, settings of the application."""
-    from fmoe_ray.actors.serve_file import find_mistakes
+    """Check configuration files: schema, unknown keys, settings of the application."""
+    from fmoe_ray.actors.config_files import find_mistakes
 
     num_wrong = 0
     for file in files:

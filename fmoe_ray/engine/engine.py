@@ -17,7 +17,7 @@ from fmoe_ray.engine.runner import Runner, RunnerInfo
 from fmoe_ray.engine.scheduler import Events, Scheduler
 from fmoe_ray.engine.stream import EventStream
 from fmoe_ray.engine.tokenizer import Tokenizer
-from fmoe_ray.errors import EngineError, FmoeError, RequestError, StepTimeoutError, UnavailableError
+from fmoe_ray.errors import EngineError, FmoeError, StepTimeoutError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +34,12 @@ class EngineObserver(Protocol):
 class EngineHealth:
     num_running: int
     num_waiting: int
+    num_tokens: int
+    """Of requests running and waiting: in KV slots, or in prompts to be computed."""
     num_free_slots: int
     num_steps: int
     step_age_s: float
     """How long the step in flight has been computed; 0 if there is none."""
-    is_draining: bool
     failure: str | None
     """Why no later step can succeed."""
 
@@ -65,12 +66,9 @@ class Engine:
         self._scheduler = Scheduler(runner.info, tokenizer, max_waiting=settings.max_waiting)
         self._readers: dict[int, tuple[EventStream, int]] = {}
         self._work = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._loop_task: asyncio.Task[None] | None = None
         self._num_steps = 0
         self._step_began_s: float | None = None
-        self._is_draining = False
         self._failure: FmoeError | None = None
         self._has_failed = asyncio.Event()
         self.tokenizer = tokenizer
@@ -95,31 +93,20 @@ class Engine:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def submit(self, *requests: GenerationRequest) -> EventStream:
+    def submit(self, *requests: GenerationRequest, interval_s: float = 0.0) -> EventStream:
         """Queues requests, all or none. Iterate over the result; close it to cancel.
 
-        Raises InvalidRequestError, OverloadedError, and UnavailableError once the engine drains or
-        has failed.
+        What a request generates within `interval_s` of its event before is in one event. Raises
+        InvalidRequestError, OverloadedError, and UnavailableError once the engine has failed.
         """
         if self._failure is not None:
             raise UnavailableError(f"this replica has stopped: {self._failure}")
-        if self._is_draining:
-            raise UnavailableError("this replica is being replaced; send the request again")
-        ids: list[int] = []
-        try:
-            for request in requests:
-                ids.append(
-                    self._scheduler.submit(
-                        request, now=self._clock(), timeout_s=self._settings.request_timeout_s
-                    )
-                )
-        except RequestError:
-            self._cancel(ids)
-            raise
-        stream = EventStream(len(ids), lambda: self._cancel(ids))
+        self._scheduler.check(*requests)
+        now, timeout_s = self._clock(), self._settings.request_timeout_s
+        ids = [self._scheduler.submit(r, now=now, timeout_s=timeout_s) for r in requests]
+        stream = EventStream(len(ids), lambda: self._cancel(ids), interval_s=interval_s)
         for index, request_id in enumerate(ids):
             self._readers[request_id] = (stream, index)
-        self._idle.clear()
         self._work.set()
         return stream
 
@@ -141,10 +128,10 @@ class Engine:
         return EngineHealth(
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,
+            num_tokens=self._scheduler.num_tokens,
             num_free_slots=self._scheduler.num_free_slots,
             num_steps=self._num_steps,
             step_age_s=0.0 if began is None else self._clock() - began,
-            is_draining=self._is_draining,
             failure=None if self._failure is None else str(self._failure),
         )
 
@@ -155,16 +142,6 @@ class Engine:
             raise EngineError(health.failure)
         if health.step_age_s > self._settings.step_timeout_s:
             raise StepTimeoutError(f"no progress for {health.step_age_s:.0f} s")
-
-    async def drain(self, timeout_s: float) -> bool:
-        """Accepts nothing more and waits for what runs; False if `timeout_s` was too short."""
-        self._is_draining = True
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
 
     async def close(self) -> None:
         """Ends what is left with an error, then closes the runner."""
@@ -179,7 +156,6 @@ class Engine:
         self._scheduler.check_integrity()
         in_engine = self._scheduler.num_running + self._scheduler.num_waiting
         assert len(self._readers) <= in_engine, (len(self._readers), in_engine)
-        assert self._scheduler.is_idle == self._idle.is_set()
 
     async def _run(self) -> None:
         while self._failure is None:
@@ -247,5 +223,3 @@ class Engine:
             if reader is not None:
                 stream, event.index = reader
                 stream.put(event)
-        if self._scheduler.is_idle:
-            self._idle.set()

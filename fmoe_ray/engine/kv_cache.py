@@ -68,6 +68,11 @@ class KVCache:
         """Keys and values of all slots, [S, A, M, D] each."""
         return self._regions[layer_idx]
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all regions; known after the first step."""
+        return sum(region.nbytes for regions in self._regions.values() for region in regions)
+
     def begin_step(self, rows: Sequence[Row], device: torch.device) -> torch.Tensor:
         """Where this step's tokens go; returns their positions, int64 [T]."""
         self.spans = []

@@ -7,8 +7,12 @@ from pathlib import Path
 from fmoe_ray.cache import Offloader
 from fmoe_ray.config import OffloadSettings
 from fmoe_ray.errors import ConfigError
+from fmoe_ray.maps.file_lock import lock_beside
+from fmoe_ray.maps.named import NamedStore
 from fmoe_ray.maps.store import MapStore
 from fmoe_ray.maps.store_file import StoreHeader
+
+_LOCK_TIMEOUT_S = 60.0
 
 
 class LearnedMaps:
@@ -26,8 +30,10 @@ class LearnedMaps:
         self._maps = maps
         self._path = path
         self._is_saved = is_saved
+        self._read: set[int] = set()
         if path is not None and path.exists():
             maps.merge(MapStore.load(path, like=maps))
+            self._read = NamedStore(maps).names
         self.header: StoreHeader = maps.header
 
     @classmethod
@@ -57,9 +63,20 @@ class LearnedMaps:
             yield self._maps
 
     def close(self) -> None:
-        """After the offloader was closed. Raises StoreError if the file cannot be written."""
-        if self._path is not None and self._is_saved:
+        """After the offloader was closed. What others have saved meanwhile is kept. Raises
+        StoreError if the file cannot be written, or is not a store of this model any more.
+        """
+        if self._path is None or not self._is_saved:
+            return
+        with lock_beside(self._path, timeout_s=_LOCK_TIMEOUT_S):
+            if self._path.exists():
+                self._take_over(MapStore.load(self._path, like=self._maps))
             self._maps.save(self._path)
+
+    def _take_over(self, saved: MapStore) -> None:
+        """What was read at the start and is stored no more has been replaced on purpose."""
+        theirs = NamedStore(saved)
+        NamedStore(self._maps).insert(theirs.read(sorted(theirs.names - self._read)))
 
 
 def refuse_store_path(settings: OffloadSettings) -> None:

@@ -83,6 +83,9 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     """Sum over them: how similar was what they were made from."""
     num_maps: int = 0
     """Expert maps that the predictor keeps."""
+    resident: bytes = b""
+    """Experts in the slots after the step, a bit each, the first in the highest bit; of the first
+    rank alone, and only twice a second."""
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):

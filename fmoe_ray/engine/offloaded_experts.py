@@ -5,6 +5,7 @@ for experts that our kernels do not know.
 Shape letters: T tokens of the step, K experts of a token, J experts of a layer, R rows.
 """
 
+import logging
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,11 +20,13 @@ from fmoe_ray.engine.shard_group import (
     own_experts_of_layer,
 )
 from fmoe_ray.engine.step_recorder import StepRecorder
-from fmoe_ray.errors import ConfigError
+from fmoe_ray.errors import CapacityError, ConfigError
 from fmoe_ray.models.experts import Dispatch, ExpertsBackend
 from fmoe_ray.models.loader import LoadedModel
 from fmoe_ray.models.router import RouterTap, mean_by_row
 from fmoe_ray.policy import PolicyParts
+
+logger = logging.getLogger(__name__)
 
 
 class StepExperts(ExpertsBackend, Protocol):
@@ -196,14 +199,19 @@ def open_offloader(
             f"shards.num_shards {group.size}: the model has {num_all} experts, and each shard "
             "needs one at least"
         )
-    budget = settings.budget
+    budget, min_slots = settings.budget, min(loaded.top_k, num_own)
+    blob_bytes = loaded.layout.blob_bytes
     if budget.is_automatic and free_bytes is not None:
-        budget = Budget(num_bytes=max(1, free_bytes))
-    num_slots = budget.slots(
-        num_experts=num_own,
-        expert_bytes=loaded.layout.blob_bytes,
-        min_slots=min(loaded.top_k, num_own),
-    )
+        if free_bytes < min_slots * blob_bytes:
+            raise CapacityError(
+                f"offload.budget auto: {free_bytes} bytes are left for experts; a token needs "
+                f"{min_slots} of {blob_bytes} bytes: free memory, or lower engine.max_batch_size "
+                "or engine.max_context"
+            )
+        budget = Budget(num_bytes=free_bytes)
+    num_slots = budget.slots(num_experts=num_own, expert_bytes=blob_bytes, min_slots=min_slots)
+    if settings.budget.is_automatic:
+        logger.info("offload.budget auto: slots for %d of %d experts", num_slots, num_own)
     return Offloader(
         loaded.store,
         Geometry(loaded.num_layers, loaded.num_experts, loaded.top_k),

@@ -19,6 +19,7 @@ class PackedModel:
     ) -> None:
         self.model = model
         self._device = device
+        self._max_context = max_context
         self._cache = KVCache(num_slots, max_context)
         self._embed = model.get_input_embeddings()
         bind_attention(model, self._cache)
@@ -26,6 +27,11 @@ class PackedModel:
     @property
     def cache(self) -> KVCache:
         return self._cache
+
+    @property
+    def kv_bytes(self) -> int:
+        """Keys and values of all slots; known after `warm_up`."""
+        return self._cache.num_bytes
 
     def token_ids(self, rows: Sequence[Row]) -> torch.Tensor:
         """int64 [T]: the rows' tokens one after the other."""
@@ -58,12 +64,13 @@ class PackedModel:
 
         Raises UnsupportedModelError if the model cannot run packed, CapacityError.
         """
-        for start, tokens in ((0, [0, 1, 2]), (3, [3])):
+        prompt = list(range(min(3, self._max_context - 1)))
+        for start, tokens in ((0, prompt), (len(prompt), [len(prompt)])):
             row = Row(request_id=0, slot=0, start=start, tokens=tokens, samples=False)
             try:
                 with torch.inference_mode():
                     logits = self.forward([row], self.token_ids([row]))
-            except (AttributeError, TypeError, AssertionError, RuntimeError) as error:
+            except (AttributeError, TypeError) as error:  # a cache of its own kind
                 raise UnsupportedModelError(
                     f"{self.model.config.model_type}: cannot run with batched KV slots "
                     f"({type(error).__name__}: {error}); docs/families.md lists what can"

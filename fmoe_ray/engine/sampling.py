@@ -8,6 +8,9 @@ import torch
 
 from fmoe_ray.engine.messages import Sampling, TokenLogprob
 
+_LEAST_TEMPERATURE = 1e-260
+"""No float32 logit divided by it overflows, and any two that differ are as far apart as can be."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drawn:
@@ -64,7 +67,7 @@ def distribution(logits_V: torch.Tensor, sampling: Sampling) -> tuple[torch.Tens
 
     top_p keeps the shortest run of most probable tokens that reaches it, at least one.
     """
-    scaled = logits_V.double() / sampling.temperature
+    scaled = logits_V.double() / max(sampling.temperature, _LEAST_TEMPERATURE)
     values, tokens = scaled.sort(descending=True, stable=True)
     if sampling.top_k > 0:
         values, tokens = values[: sampling.top_k], tokens[: sampling.top_k]

@@ -56,6 +56,13 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def num_tokens(self) -> int:
+        """Of requests in flight: what lies in KV slots, or will once their prompts are computed."""
+        prompts = sum(len(sequence.request.prompt) for sequence in self._waiting)
+        running = self._running.values()
+        return prompts + sum(max(len(s.request.prompt), s.num_computed) for s in running)
+
+    @property
     def num_free_slots(self) -> int:
         return len(self._free_slots)
 
@@ -63,19 +70,24 @@ class Scheduler:
     def is_idle(self) -> bool:
         return not self._waiting and not self._running
 
-    def submit(self, request: GenerationRequest, *, now: float, timeout_s: float) -> int:
-        """Queues a request and returns its id.
+    def check(self, *requests: GenerationRequest) -> None:
+        """Whether all of them could be queued now, one after the other.
 
         Raises InvalidRequestError for a prompt that does not fit, OverloadedError if too many wait.
         """
-        self._check_prompt(request.prompt)
-        has_slot = len(self._waiting) < len(self._free_slots)
-        if not has_slot and len(self._waiting) - len(self._free_slots) >= self._max_waiting:
+        for request in requests:
+            self._check_prompt(request.prompt)
+        room = len(self._free_slots) + self._max_waiting - len(self._waiting)
+        if len(requests) > room:
             raise OverloadedError(
                 f"{len(self._waiting)} requests wait already (engine.max_waiting is "
                 f"{self._max_waiting}); try again later",
                 code="overloaded",
             )
+
+    def submit(self, request: GenerationRequest, *, now: float, timeout_s: float) -> int:
+        """Queues a request and returns its id. Raises as `check`."""
+        self.check(request)
         self._num_submitted += 1
         sequence = Sequence(
             request_id=self._num_submitted,

@@ -43,12 +43,17 @@ def _add_counts(one: ExpertCounts, other: ExpertCounts) -> ExpertCounts:
 
 
 def _add_stats(one: StepStats, other: StepStats) -> StepStats:
-    """Shards load side by side and wait for each other, so the slowest one's times count."""
-    return StepStats(
+    """Shards load side by side and wait for each other, so the slowest one's times count. Their
+    predictors see and say the same, so the first one's numbers stand.
+    """
+    return msgspec.structs.replace(
+        one,
         seconds=max(one.seconds, other.seconds),
         stall_seconds=max(one.stall_seconds, other.stall_seconds),
         bytes_on_demand=one.bytes_on_demand + other.bytes_on_demand,
         bytes_prefetched=one.bytes_prefetched + other.bytes_prefetched,
+        bytes_prefetch_used=one.bytes_prefetch_used + other.bytes_prefetch_used,
+        bytes_prefetch_wasted=one.bytes_prefetch_wasted + other.bytes_prefetch_wasted,
         hits=one.hits + other.hits,
         late=one.late + other.late,
         misses=one.misses + other.misses,

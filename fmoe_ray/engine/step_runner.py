@@ -14,6 +14,7 @@ import torch
 from fmoe_ray.cache import CacheCounters, HostStore, IterationStats, Offloader
 from fmoe_ray.config import Settings
 from fmoe_ray.engine.gpu.assemble import GpuParts, assemble_gpu, free_bytes, prepare_process
+from fmoe_ray.engine.host_memory import free_host_bytes
 from fmoe_ray.engine.learned_maps import LearnedMaps
 from fmoe_ray.engine.messages import (
     ExpertCounts,
@@ -33,7 +34,8 @@ from fmoe_ray.engine.sampling import Sampler
 from fmoe_ray.engine.seat import ONLY_SEAT, Seat
 from fmoe_ray.engine.shard_group import ALONE, ShardGroup
 from fmoe_ray.engine.step_recorder import StepRecorder
-from fmoe_ray.errors import ConfigError, EngineError
+from fmoe_ray.errors import EngineError
+from fmoe_ray.models.context import context_limit
 from fmoe_ray.models.device import choose_device, choose_dtype
 from fmoe_ray.models.experts import NoExperts, bind_experts
 from fmoe_ray.models.loader import LoadedModel, load_model
@@ -43,6 +45,8 @@ from fmoe_ray.policy import PolicyParts
 from fmoe_ray.trace.format import DECODE, PREFILL
 
 logger = logging.getLogger(__name__)
+
+_TELL_RESIDENT_EVERY_S = 0.5
 
 _NO_STATS = StepStats(
     seconds=0.0,
@@ -97,6 +101,7 @@ class StepRunner:
         self._requests: set[int] = set()
         self._samplers: dict[int, Sampler] = {}
         self._decoding: set[int] = set()
+        self._told_resident_s = -_TELL_RESIDENT_EVERY_S
         self._thread = ThreadPoolExecutor(
             max_workers=1,
             thread_name_prefix="fmoe-step",
@@ -155,7 +160,7 @@ class StepRunner:
         """A runner of a loaded model, which it owns from now on, as `group`. Raises as `load`."""
         device = loaded.device
         is_cuda = device.type == "cuda"
-        max_context = _max_context(settings, loaded)
+        max_context = context_limit(settings, loaded.model.config)
         model = PackedModel(
             loaded.model,
             num_slots=settings.engine.max_batch_size + is_cuda,  # one for rows that pad
@@ -164,25 +169,33 @@ class StepRunner:
         )
         bind_experts(loaded.experts.values(), NoExperts())
         model.warm_up()
-        free = free_bytes(loaded, settings.engine.max_prefill_tokens) if is_cuda else None
-        offloader = open_offloader(loaded, settings.offload, group, policy_parts, free)
-        tap = RouterTap(loaded.model)
-        recorder = None
-        if settings.offload.record_path is not None and group.rank == 0:
-            recorder = StepRecorder(settings.offload.record_path, num_experts=loaded.num_experts)
-        maps = LearnedMaps.open(
-            settings.offload,
-            offloader,
-            fingerprint=loaded.fingerprint,
-            is_saved=group.rank == 0,
-        )
-        experts: StepExperts
-        gpu = None
         if is_cuda:
-            gpu = assemble_gpu(loaded, model, offloader, tap, recorder, group, settings)
-            experts = gpu.experts
+            free = free_bytes(loaded, settings.engine.max_prefill_tokens)
         else:
-            experts = OffloadedExperts(loaded, offloader, tap, recorder, group)
+            free = free_host_bytes(model.kv_bytes, group.size)
+        with ExitStack() as undo:
+            offloader = open_offloader(loaded, settings.offload, group, policy_parts, free)
+            undo.callback(offloader.close)
+            tap = RouterTap(loaded.model)
+            undo.callback(tap.close)
+            recorder = None
+            if settings.offload.record_path is not None and group.rank == 0:
+                path = settings.offload.record_path
+                recorder = StepRecorder(path, num_experts=loaded.num_experts)
+            maps = LearnedMaps.open(
+                settings.offload,
+                offloader,
+                fingerprint=loaded.fingerprint,
+                is_saved=group.rank == 0,
+            )
+            experts: StepExperts
+            gpu = None
+            if is_cuda:
+                gpu = assemble_gpu(loaded, model, offloader, tap, recorder, group, settings)
+                experts = gpu.experts
+            else:
+                experts = OffloadedExperts(loaded, offloader, tap, recorder, group)
+            undo.pop_all()
         bind_experts(loaded.experts.values(), experts)
         return cls(
             model=model,
@@ -237,14 +250,20 @@ class StepRunner:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.run, plan)
 
     async def close(self) -> None:
-        """Waits for the step in progress, then gives up slots and store."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._release)
-        self._thread.shutdown()
+        """Ends a sum in progress with an error, then gives up slots and store."""
+        self._group.close()
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._release)
+        finally:
+            self._thread.shutdown()
 
     def shutdown(self) -> None:
         """`close` without an event loop."""
-        self._thread.submit(self._release).result()
-        self._thread.shutdown()
+        self._group.close()
+        try:
+            self._thread.submit(self._release).result()
+        finally:
+            self._thread.shutdown()
 
     def counters(self) -> CacheCounters:
         """Of the expert cache, since it was made."""
@@ -266,16 +285,17 @@ class StepRunner:
         self._offloader.check_integrity()
 
     def _release(self) -> None:
-        self._group.close()
-        if self._gpu is not None:
-            self._gpu.close()
-        self._experts.close()
-        self._offloader.close()
-        self._store.close()
-        if self._maps is not None:
-            self._maps.close()
-        if self._recorder is not None:
-            self._recorder.close()
+        """All of it, whatever fails; the last failure is raised."""
+        with ExitStack() as closing:  # from the last line to the first
+            if self._recorder is not None:
+                closing.callback(self._recorder.close)
+            if self._maps is not None:
+                closing.callback(self._maps.close)
+            closing.callback(self._store.close)
+            closing.callback(self._offloader.close)
+            closing.callback(self._experts.close)
+            if self._gpu is not None:
+                closing.callback(self._gpu.close)
 
     def run(self, plan: StepPlan) -> StepResult:
         """`step` on the calling thread: for use without an event loop, never beside it. Raises as
@@ -306,9 +326,16 @@ class StepRunner:
         return StepResult(
             step=plan.step,
             rows=rows,
-            stats=_stats(iteration, time.perf_counter() - started),
+            stats=_stats(iteration, time.perf_counter() - started, self._resident_now_and_then()),
             routing_checksum=iteration.routing_checksum,
         )
+
+    def _resident_now_and_then(self) -> bytes:
+        now = time.monotonic()
+        if now - self._told_resident_s < _TELL_RESIDENT_EVERY_S:
+            return b""
+        self._told_resident_s = now
+        return np.packbits(self._offloader.resident()).tobytes()
 
     def _compute(self, rows: Sequence[Row]) -> tuple[torch.Tensor, IterationStats]:
         tokens_T = self._model.token_ids(rows)
@@ -400,19 +427,6 @@ def _without_tokens(rows: Sequence[Row], iteration: IterationStats) -> list[RowR
     ]
 
 
-def _max_context(settings: Settings, loaded: LoadedModel) -> int:
-    asked, limit = settings.engine.max_context, loaded.max_context
-    if asked is None and limit is None:
-        raise ConfigError(
-            f"{settings.model.path}: its config.json names no context limit; set engine.max_context"
-        )
-    if asked is not None and limit is not None and asked > limit:
-        raise ConfigError(
-            f"engine.max_context {asked}: the model was made for {limit} tokens; give at most that"
-        )
-    return asked if asked is not None else int(limit or 0)
-
-
 def _only_token(row: Row) -> int:
     return row.tokens[0] if len(row.tokens) == 1 else -1
 
@@ -422,8 +436,9 @@ def _use_threads(num_threads: int | None) -> None:
         torch.set_num_threads(num_threads)  # per thread: has to be said on the one that computes
 
 
-def _stats(iteration: IterationStats, seconds: float) -> StepStats:
+def _stats(iteration: IterationStats, seconds: float, resident: bytes) -> StepStats:
     return StepStats(
+        resident=resident,
         seconds=seconds,
         stall_seconds=iteration.stall_s,
         bytes_on_demand=iteration.bytes.on_demand,

@@ -4,6 +4,7 @@ Plans go to them over pipes; what they say to each other is what they say in a c
 """
 
 import multiprocessing
+import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,11 +25,12 @@ HOST = "127.0.0.1"
 class ShardProcess:
     """One process that loads models as a shard, one after the other, and runs their steps."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, gpu: int | None = None) -> None:
+        """Sees the GPU of this number, or whatever this process sees."""
         context = multiprocessing.get_context("spawn")
         self._timeout_s = timeout_s
         self._connection, theirs = context.Pipe()
-        self.process: BaseProcess = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process: BaseProcess = context.Process(target=_serve, args=(theirs, gpu), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -108,9 +110,13 @@ class LocalShards:
 
 
 @contextmanager
-def shard_processes(count: int, *, timeout_s: float = 120.0) -> Iterator[list[ShardProcess]]:
-    """Processes for `LocalShards`, each of which answers within `timeout_s`."""
-    processes = [ShardProcess(timeout_s) for _ in range(count)]
+def shard_processes(
+    count: int, *, timeout_s: float = 120.0, gpus: bool = False
+) -> Iterator[list[ShardProcess]]:
+    """Processes for `LocalShards`, each of which answers within `timeout_s`; with `gpus`, each
+    sees one of its own.
+    """
+    processes = [ShardProcess(timeout_s, number if gpus else None) for number in range(count)]
     try:
         yield processes
     finally:
@@ -118,7 +124,9 @@ def shard_processes(count: int, *, timeout_s: float = 120.0) -> Iterator[list[Sh
             process.close()
 
 
-def _serve(connection: Connection) -> None:
+def _serve(connection: Connection, gpu: int | None) -> None:
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)  # before torch looks
     from fmoe_ray.engine.step_runner import StepRunner
 
     runner: StepRunner | None = None

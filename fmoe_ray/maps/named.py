@@ -41,6 +41,18 @@ class NamedMaps:
         return type(self)(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
 
     @classmethod
+    def none(cls) -> Self:
+        """No maps, of no shape: stores take them all the same."""
+        return cls(
+            names=np.zeros(0, np.uint64),
+            predecessors=np.zeros(0, np.uint64),
+            probs=np.zeros((0, 0, 0), np.float16),
+            embeddings=np.zeros((0, 0), np.float16),
+            chosen=np.zeros((0, 0, 0), np.bool_),
+            token_ids=np.zeros(0, np.int32),
+        )
+
+    @classmethod
     def concatenate(cls, parts: Sequence[Self]) -> Self:
         """Of one part or more."""
         return cls(
@@ -67,6 +79,13 @@ class NamedStore:
     @property
     def names(self) -> set[int]:
         return set(self._entries)
+
+    def unknown_to(self, names: set[int]) -> list[int]:
+        """The names that are not among these, in the order of entries: first those stored first,
+        so that runs of iterations stay together.
+        """
+        own = self._names[: len(self.store)].tolist()
+        return [name for name in own if name not in names and name in self._entries]
 
     def refresh(self) -> None:
         """Names what was stored since."""

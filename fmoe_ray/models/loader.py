@@ -53,12 +53,6 @@ class LoadedModel:
     def hidden_size(self) -> int:
         return int(self.model.get_input_embeddings().weight.shape[1])
 
-    @property
-    def max_context(self) -> int | None:
-        """Tokens that the model was made for, None where its configuration does not say."""
-        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        return None if limit is None else int(limit)
-
 
 def load_model(
     path: str,
@@ -98,14 +92,18 @@ def load_model(
 
 
 def _open_store(checkpoint: Checkpoint, architecture: Architecture, timeout_s: float) -> HostStore:
-    fingerprint = store_fingerprint(checkpoint, architecture)
     return HostStore.create(
-        f"fmoe-{fingerprint}",
-        fingerprint,
+        store_name(checkpoint, architecture),
+        store_fingerprint(checkpoint, architecture),
         architecture.num_layers * architecture.num_experts,
         architecture.layout.blob_bytes,
         timeout_s=timeout_s,
     )
+
+
+def store_name(checkpoint: Checkpoint, architecture: Architecture) -> str:
+    """Of the host store that all processes of a node share; a file in shared memory."""
+    return f"fmoe-{store_fingerprint(checkpoint, architecture)}"
 
 
 def store_fingerprint(checkpoint: Checkpoint, architecture: Architecture) -> str:

@@ -3,7 +3,7 @@
 import os
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,11 +11,16 @@ import huggingface_hub
 import torch
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+from fmoe_ray.cache import Geometry, available_memory_bytes
 from fmoe_ray.config import Budget, Settings
 from fmoe_ray.errors import CapacityError, CheckpointNotFoundError, ConfigError, FmoeError
 from fmoe_ray.models.architecture import Architecture, build_architecture
 from fmoe_ray.models.checkpoint import is_hub_name, open_checkpoint, resolve
+from fmoe_ray.models.context import context_limit
 from fmoe_ray.models.device import choose_dtype
+from fmoe_ray.models.dry_run import dry_run
+from fmoe_ray.models.loader import store_name
+from fmoe_ray.policy import check_policy, make_policy
 
 STORE_FOLDER = Path("/dev/shm")
 _ARCHITECTURES = Path(__file__).parents[1] / "assets" / "architectures"
@@ -24,7 +29,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
-    """Bytes that a model takes, without keys and values, which grow with use."""
+    """Bytes that a model takes."""
 
     store_bytes: int
     """All experts, in shared memory."""
@@ -32,42 +37,70 @@ class Needs:
     """Everything else, on each device."""
     slot_bytes: int
     """The expert budget, on each device."""
+    kv_bytes: int
+    """Keys and values of `engine.max_batch_size` requests of `engine.max_context` tokens, on each
+    device."""
     num_host_devices: int
     """Shards that compute on the CPU of this machine; 0 with GPUs."""
+    stored_bytes: int = 0
+    """Of the store, what is in shared memory already: another replica's, or left behind."""
+
+    @property
+    def new_store_bytes(self) -> int:
+        return self.store_bytes - min(self.stored_bytes, self.store_bytes)
 
     @property
     def host_bytes(self) -> int:
-        return self.store_bytes + (self.dense_bytes + self.slot_bytes) * self.num_host_devices
+        return self.new_store_bytes + self._bytes_per_device * self.num_host_devices
 
     @property
     def device_bytes(self) -> int:
-        return 0 if self.num_host_devices else self.dense_bytes + self.slot_bytes
+        return 0 if self.num_host_devices else self._bytes_per_device
+
+    @property
+    def _bytes_per_device(self) -> int:
+        return self.dense_bytes + self.slot_bytes + self.kv_bytes
 
     def __str__(self) -> str:
         device = "" if self.num_host_devices else f" and {_gib(self.device_bytes)} of GPU memory"
-        return f"{_gib(self.host_bytes)} of host memory{device}"
+        return (
+            f"{_gib(self.host_bytes)} of host memory{device}, {_gib(self.kv_bytes)} a device of it "
+            "for keys and values (engine.max_batch_size, engine.max_context)"
+        )
 
 
 def needs_of(architecture: Architecture, settings: Settings, device: torch.device) -> Needs:
-    """From the architecture alone. An automatic budget on a GPU takes what is left, so one expert
-    is counted. Raises ConfigError for an impossible budget.
+    """From the architecture alone, whose model is of no other use afterwards. An automatic budget
+    takes what is left, so the fewest experts that can run are counted.
+
+    Raises ConfigError for a budget, policy or context that the model cannot run with,
+    UnsupportedModelError for a model that cannot run.
     """
     experts = architecture.expert_parameters
     parameters = architecture.model.named_parameters()
     budget = settings.offload.budget
-    if budget.is_automatic and device.type == "cuda":
-        budget = Budget(num_experts=1)
+    demands = dry_run(architecture)
     num_experts = architecture.num_layers * architecture.num_experts
+    num_own = -(-num_experts // settings.shards.num_shards)
+    min_slots = min(demands.top_k, num_own)
+    if budget.is_automatic:
+        budget = Budget(num_experts=min_slots)
     blob_bytes = architecture.layout.blob_bytes
-    slots = budget.slots(
-        num_experts=-(-num_experts // settings.shards.num_shards),
-        expert_bytes=blob_bytes,
-        min_slots=1,
+    slots = budget.slots(num_experts=num_own, expert_bytes=blob_bytes, min_slots=min_slots)
+    make_policy(  # refuses what does not fit
+        settings.offload.policy,
+        geometry=Geometry(architecture.num_layers, architecture.num_experts, demands.top_k),
+        num_slots=slots if not settings.offload.budget.is_automatic else num_own,
+        store_capacity=1,
+        eviction=settings.offload.eviction,
+        num_shards=settings.shards.num_shards,
     )
+    max_context = context_limit(settings, architecture.config)
     return Needs(
         store_bytes=num_experts * blob_bytes,
         dense_bytes=sum(p.nbytes for name, p in parameters if name not in experts),
         slot_bytes=slots * blob_bytes,
+        kv_bytes=demands.kv_bytes_per_token * settings.engine.max_batch_size * max_context,
         num_host_devices=settings.shards.num_shards if device.type == "cpu" else 0,
     )
 
@@ -75,12 +108,18 @@ def needs_of(architecture: Architecture, settings: Settings, device: torch.devic
 def check_machine(settings: Settings) -> Needs:
     """Quick, and downloads nothing but a config.json. What is missing is told all at once.
 
-    Raises CheckpointNotFoundError without the weights, ConfigError without the GPU, CapacityError
+    Raises ConfigError for a policy or budget that cannot run and for a setting without effect,
+    CheckpointNotFoundError without the weights, ConfigError without the GPU, CapacityError
     with what is needed and what is available; CheckpointError and UnsupportedModelError for a
     checkpoint that cannot be served anywhere.
     """
+    check_policy(settings.offload)
     path = settings.model.path
     device = _intended_device(settings)
+    if device.type == "cuda" and settings.offload.link_gbps is not None:
+        raise ConfigError(
+            f"offload.link_gbps {settings.offload.link_gbps:g} slows a CPU's copies only; remove it"
+        )
     lacks: list[tuple[type[FmoeError], str]] = []
     folder = _config_folder(path)
     needs = None
@@ -88,13 +127,15 @@ def check_machine(settings: Settings) -> Needs:
         lacks.append((CheckpointNotFoundError, f"the checkpoint (fetch it: `hf download {path}`)"))
     else:
         dtype = choose_dtype(settings.model.dtype, device)
-        needs = needs_of(build_architecture(folder, dtype), settings, device)
+        architecture = build_architecture(folder, dtype)
+        needs = needs_of(architecture, settings, device)
         if is_hub_name(path) and not any(folder.glob("*.safetensors")):
             lacks.append(
                 (CheckpointNotFoundError, f"the weights (fetch them: `hf download {path}`)")
             )
         else:
-            open_checkpoint(folder)
+            name = store_name(open_checkpoint(folder), architecture)
+            needs = replace(needs, stored_bytes=_allocated_bytes(STORE_FOLDER / name))
     if device.type == "cuda" and not torch.cuda.is_available():
         lacks.append((ConfigError, "an NVIDIA GPU (torch finds none; or set model.device: cpu)"))
     if needs is not None:
@@ -154,7 +195,7 @@ def _hub_has_address() -> bool:
 def _shortages(needs: Needs, device: torch.device) -> Iterator[str]:
     places = [
         ("host memory", needs.host_bytes, available_memory_bytes()),
-        (f"shared memory in {STORE_FOLDER}", needs.store_bytes, _free_bytes(STORE_FOLDER)),
+        (f"shared memory in {STORE_FOLDER}", needs.new_store_bytes, _free_bytes(STORE_FOLDER)),
     ]
     if device.type == "cuda" and torch.cuda.is_available():
         places.append(("GPU memory", needs.device_bytes, torch.cuda.mem_get_info(device)[0]))
@@ -163,14 +204,14 @@ def _shortages(needs: Needs, device: torch.device) -> Iterator[str]:
             yield f"{_gib(needed)} of {what} ({_gib(available)} available)"
 
 
-def available_memory_bytes() -> int:
-    """What the kernel, and the container's limit, still give. Never from the total: hosts grow."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    available = int(fields["MemAvailable"].split()[0]) * 1024
-    limit, used = (Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
-    if limit.is_file() and used.is_file() and (text := limit.read_text().strip()) != "max":
-        available = min(available, max(0, int(text) - int(used.read_text())))
-    return available
+def _allocated_bytes(path: Path) -> int:
+    """What a store of this model, that runs or was left behind, has taken already: it is shared or
+    replaced, and either way not needed a second time.
+    """
+    try:
+        return path.stat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
 
 
 def _free_bytes(folder: Path) -> int:

@@ -19,10 +19,12 @@ from fmoe_ray.policy.table import (
     Prediction,
     Predictor,
     VictimNeeded,
+    check_policy,
     list_policies,
     make_policy,
     prefetch_threshold,
     select_prefetch,
+    unused_settings,
 )
 
 __all__ = [
@@ -43,8 +45,10 @@ __all__ = [
     "Prediction",
     "Predictor",
     "VictimNeeded",
+    "check_policy",
     "list_policies",
     "make_policy",
     "prefetch_threshold",
     "select_prefetch",
+    "unused_settings",
 ]

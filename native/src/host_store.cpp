@@ -29,6 +29,8 @@ constexpr char kMagic[8] = {'f', 'm', 'o', 'e', 'h', 'o', 's', 't'};
 constexpr std::uint32_t kVersion = 1;
 // flock has no time-out, so a held lock is asked for again this often.
 constexpr auto kRetry = std::chrono::milliseconds(20);
+// Between an exclusive and a shared lock another process may hold the file, but only to look at it.
+constexpr double kHandOverS = 30;
 
 enum class State : std::uint32_t { empty, filling, complete };
 
@@ -154,6 +156,11 @@ Clock::time_point after(double seconds) {
 
 }  // namespace
 
+void HostStore::wait_for_shared_lock(const std::string& name, const File& file,
+                                     Clock::time_point deadline) {
+    while (!file.try_lock(LOCK_SH)) wait_for_lock(name, deadline);
+}
+
 std::shared_ptr<HostStore> HostStore::create(const std::string& name,
                                              const std::string& fingerprint, int num_blobs,
                                              std::size_t blob_bytes, double timeout_s) {
@@ -178,7 +185,7 @@ std::shared_ptr<HostStore> HostStore::create(const std::string& name,
             const bool fits =
                 is_complete && found->is_of(fingerprint) && found->is_same_shape(wanted);
             if (fits) {
-                if (is_alone && ::flock(file.fd(), LOCK_SH) != 0) fail(path);
+                if (is_alone) wait_for_shared_lock(name, file, deadline);
                 // Between the two locks another creator may have removed it: look again.
                 if (!file.is_at(path)) continue;
                 return std::shared_ptr<HostStore>(
@@ -192,33 +199,6 @@ std::shared_ptr<HostStore> HostStore::create(const std::string& name,
                 throw FingerprintError("host store '" + name + "' is in use for '" +
                                        found->fingerprint + "', not for '" + fingerprint +
                                        "' of this shape; choose another name");
-        }
-        wait_for_lock(name, deadline);
-    }
-}
-
-std::shared_ptr<HostStore> HostStore::attach(const std::string& name,
-                                             const std::string& fingerprint, double timeout_s) {
-    check_name(name);
-    require(!name.empty(), "host store: a nameless one cannot be attached to");
-    const std::string path = path_of(name);
-    for (const auto deadline = after(timeout_s);;) {
-        File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-        if (file.fd() < 0) {
-            require(errno != ENOENT, "host store '" + name + "' does not exist; create it first");
-            fail(path);
-        }
-        if (file.try_lock(LOCK_SH)) {
-            if (!file.is_at(path)) continue;
-            const auto found = file.read_header(path);
-            if (found && !found->is_of(fingerprint))
-                throw FingerprintError("host store '" + name + "' holds '" + found->fingerprint +
-                                       "', not '" + fingerprint + "'");
-            if (found && found->state == State::complete)
-                return std::shared_ptr<HostStore>(
-                    new HostStore(name, std::move(file), *found, false));
-            require(!found, "host store '" + name +
-                                "' was left incomplete by its creator; create it again");
         }
         wait_for_lock(name, deadline);
     }
@@ -286,7 +266,7 @@ void HostStore::seal() {
     const State complete = State::complete;
     file_->write(&complete, sizeof complete, offsetof(Header, state));
     is_complete_ = true;
-    if (!name_.empty() && ::flock(file_->fd(), LOCK_SH) != 0) fail("flock");
+    if (!name_.empty()) wait_for_shared_lock(name_, *file_, after(kHandOverS));
 }
 
 }  // namespace fmoe

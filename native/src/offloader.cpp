@@ -90,6 +90,7 @@ void Offloader::begin_iteration(const IterationContext& given) {
         check_usable();
         require(!in_iteration_, "offloader: end or abort the iteration in progress first");
         in_iteration_ = true;
+        is_queued_ = false;
         gate_ = {};
         stats_ = {};
         stats_.rows.resize(static_cast<std::size_t>(given.num_rows));
@@ -105,6 +106,7 @@ void Offloader::begin_iteration(const IterationContext& given) {
     }
     if (predictor_ == nullptr) return;
     contexts_.begin_iteration(context);
+    is_queued_ = true;
     if (is_synchronous_) predict_now();
 }
 
@@ -337,7 +339,7 @@ void Offloader::abort_iteration() {
         planner_.release_all();
         settle();
     }
-    if (predictor_ == nullptr) return;
+    if (!is_queued_) return;
     contexts_.abandon_iteration();
     if (is_synchronous_) predict_now();
 }
@@ -386,6 +388,15 @@ OffloaderCounters Offloader::counters() {
     check_usable();
     return {planner_.counters(), transfers_.counters(),   stall_s_,
             iteration_,          contexts_.num_dropped(), score_};
+}
+
+std::vector<std::uint8_t> Offloader::resident() {
+    const std::lock_guard lock(mutex_);
+    check_usable();
+    std::vector<std::uint8_t> found;
+    for (int expert = 0; expert < options_.geometry.size(); ++expert)
+        found.push_back(planner_.cache().is_ready(expert) ? 1 : 0);
+    return found;
 }
 
 void Offloader::check_integrity() {

@@ -101,6 +101,7 @@ void Planner::release(int expert) {
     cache_.unpin(expert);
     std::erase(waiting_, expert);
     serve_waiting();
+    offer_link();  // its slot may have been the only one that a prefetch could take
 }
 
 void Planner::release_all() {

@@ -53,6 +53,23 @@ void more_experts_than_slots_come_in_waves_as_they_are_released() {
     planner.check_integrity();
 }
 
+void a_released_slot_is_offered_to_prefetching() {
+    auto policy = std::make_unique<ScriptedPolicy>();
+    policy->on_link_free = [](const ExpertCache& cache, Instructions& out) {
+        if (cache.is_absent(5) && cache.can_evict(0)) out.push_back(Instruction::start_copy(5, 0));
+    };
+    Planner planner(kGeometry, 1, std::move(policy));
+    ask(planner, 0, {0});
+    planner.copy_done(0);
+    CHECK(planner.take_commands().size() == 1);  // the load; the only slot is pinned
+    planner.release(0);
+    const auto commands = planner.take_commands();
+    CHECK(commands.size() == 1);
+    check_order(commands[0], Kind::start, 5);
+    CHECK(commands[0].cause == Cause::prefetch);
+    planner.check_integrity();
+}
+
 void releasing_an_expert_that_waits_gives_up_its_load() {
     Planner planner(kGeometry, 1, std::make_unique<ScriptedPolicy>());
     ask(planner, 0, {0, 1});
@@ -163,6 +180,7 @@ void a_prediction_of_an_iteration_that_is_over_is_ignored() {
 int main() {
     misses_are_started_in_order_and_become_hits();
     more_experts_than_slots_come_in_waves_as_they_are_released();
+    a_released_slot_is_offered_to_prefetching();
     releasing_an_expert_that_waits_gives_up_its_load();
     a_prefetch_that_a_gate_asks_for_is_late_and_promoted();
     prefetches_pause_while_a_gate_waits();

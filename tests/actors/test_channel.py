@@ -5,13 +5,11 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
-import zmq
-import zmq.asyncio
 
-from fmoe_ray.actors.channel import Hello, ShardChannel, serve_shard
+from fmoe_ray.actors.channel import Address, Hello, ShardChannel, serve_shard
 from fmoe_ray.engine.messages import Row, Sampling, StepPlan, StepResult
 from fmoe_ray.engine.stub_runner import StubRunner
-from fmoe_ray.errors import EngineError, ShardLostError
+from fmoe_ray.errors import EngineError, ShardLostError, UnavailableError
 
 LIMIT_S = 10.0
 
@@ -48,6 +46,11 @@ def start_shard(channel: ShardChannel, rank: int, token: str | None = None) -> a
     )
 
 
+async def leave(channel: ShardChannel, *shards: asyncio.Task[None]) -> None:
+    await channel.close()
+    await asyncio.gather(*shards)
+
+
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_a_plan_goes_to_all_shards_and_the_first_rank_answers(num_shards: int) -> None:
     async def body(channel: ShardChannel) -> None:
@@ -57,8 +60,7 @@ def test_a_plan_goes_to_all_shards_and_the_first_rank_answers(num_shards: int) -
         for step, letter in ((1, "a"), (2, "b")):
             result = await channel.step(plan(step, ord(letter)))
             assert (result.step, result.rows[0].token) == (step, ord(letter) + 1)
-        await channel.close()
-        await asyncio.gather(*shards)  # told to leave
+        await leave(channel, *shards)
 
     async def run() -> None:
         async with asyncio.timeout(LIMIT_S):
@@ -67,36 +69,75 @@ def test_a_plan_goes_to_all_shards_and_the_first_rank_answers(num_shards: int) -
     asyncio.run(run())
 
 
-def test_who_does_not_know_the_token_is_no_shard() -> None:
+def test_who_does_not_know_the_token_is_no_shard(caplog: pytest.LogCaptureFixture) -> None:
     async def body(channel: ShardChannel) -> None:
+        connected = asyncio.ensure_future(channel.connected())
         impostor = start_shard(channel, 0, token="guess")
-        stranger = zmq.asyncio.Context.instance().socket(zmq.DEALER)
-        stranger.connect(channel.address)
-        for junk in (b"", b"junk", msgspec.msgpack.encode({"type": "Done"})):
-            await stranger.send(junk)
+        with pytest.raises(UnavailableError, match="the replica of shard 0 is gone"):
+            await impostor
+        for junk in (b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\4junk", b"\0\0"):
+            reader, writer = await asyncio.open_connection(*channel.address)
+            writer.write(junk)
+            writer.write_eof()
+            assert await reader.read() == b""
+            writer.close()
         honest = start_shard(channel, 0)
-        await channel.connected()
+        await connected
         assert (await channel.step(plan(1))).rows[0].token == ord("b")
-        for task in (impostor, honest):
-            task.cancel()
-        await asyncio.gather(impostor, honest, return_exceptions=True)
-        stranger.close(linger=0)
+        await leave(channel, honest)
 
     with_channel(1, body)
+    assert caplog.text.count("no shard's") == 3
 
 
 def test_a_rank_can_be_taken_once() -> None:
     async def body(channel: ShardChannel) -> None:
-        shards = [start_shard(channel, 0), start_shard(channel, 0)]
-        await asyncio.sleep(0.1)
+        connected = asyncio.ensure_future(channel.connected())
+        first, second = start_shard(channel, 0), start_shard(channel, 0)
+        done, _ = await asyncio.wait((first, second), return_when=asyncio.FIRST_COMPLETED)
+        assert [type(task.exception()) for task in done] == [UnavailableError]
         assert channel.num_connected == 1
-        shards.append(start_shard(channel, 1))
-        await channel.connected()
-        for task in shards:
-            task.cancel()
-        await asyncio.gather(*shards, return_exceptions=True)
+        beyond = start_shard(channel, 2)
+        with pytest.raises(UnavailableError):
+            await beyond
+        other = start_shard(channel, 1)
+        await connected
+        await leave(channel, other, *({first, second} - done))
 
     with_channel(2, body)
+
+
+def test_a_shard_whose_process_dies_ends_the_step_in_flight() -> None:
+    async def body(channel: ShardChannel) -> None:
+        connected = asyncio.ensure_future(channel.connected())
+        _, writer = await asyncio.open_connection(*channel.address)
+        hello = msgspec.msgpack.encode(Hello(channel.token, 0, StubRunner().info))
+        writer.write(len(hello).to_bytes(4) + hello)
+        await connected
+        step = asyncio.create_task(channel.step(plan(1)))
+        await asyncio.sleep(0)
+        writer.close()
+        with pytest.raises(ShardLostError, match="expert shard 0 died"):
+            await step
+
+    with_channel(1, body)
+
+
+def test_a_shard_leaves_when_its_replica_dies() -> None:
+    async def body() -> None:
+        def die(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.close()
+
+        async with (
+            asyncio.timeout(LIMIT_S),
+            await asyncio.start_server(die, "127.0.0.1") as replica,
+        ):
+            address = Address(*replica.sockets[0].getsockname())
+            runner = StubRunner()
+            with pytest.raises(UnavailableError, match="the replica of shard 3 is gone"):
+                await serve_shard(address, "token", 3, runner.info, runner.step)
+
+    asyncio.run(body())
 
 
 def test_a_lost_shard_ends_the_step_in_flight_and_all_later_ones() -> None:

@@ -185,6 +185,25 @@ def test_without_an_accepted_key_nothing_is_served(header: str | None) -> None:
         assert "Authorization" in refused(401, None, response)
 
 
+@pytest.mark.parametrize("prefix", ["/stub", "/v1", "/a/b"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_key_is_asked_for_under_every_route_prefix(prefix: str, method: str) -> None:
+    """Serve keeps the prefix in the path, and names it as the root path."""
+
+    async def run() -> None:
+        async with stub_service(server=ServerSettings(api_keys=("good",))) as service:
+            transport = httpx.ASGITransport(create_app(service), root_path=prefix)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                path = prefix + (CHAT if method == "POST" else "/v1/models")
+                fields = {"model": "tiny", "messages": HELLO} if method == "POST" else None
+                refused(401, None, await client.request(method, path, json=fields))
+                key = {"authorization": "Bearer good"}
+                good = await client.request(method, path, json=fields, headers=key)
+                assert good.status_code == 200
+
+    asyncio.run(run())
+
+
 def test_health_and_metrics_need_no_key() -> None:
     server = ServerSettings(api_keys=("good",))
     assert send("GET", "/health", server=server).status_code == 200

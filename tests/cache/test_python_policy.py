@@ -1,6 +1,9 @@
 """Policies and predictors written in Python inside the offloader: its threads and the GIL."""
 
+import faulthandler
+import sys
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from fmoe_ray.policy import (
     GateObservation,
     Instruction,
     IterationContext,
+    IterationStarted,
     Policy,
     Prediction,
     Predictor,
@@ -78,6 +82,17 @@ class ScriptedPredictor(Predictor):
         return False
 
 
+@pytest.fixture(autouse=True)
+def end_of_a_deadlock() -> Iterator[None]:
+    """A thread that waits with the GIL stops Python and every time-out written in it; this one
+    needs none: it shows all stacks and ends the process.
+    """
+    assert sys.__stderr__ is not None
+    faulthandler.dump_traceback_later(120, exit=True, file=sys.__stderr__)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
 def make_store() -> HostStore:
     store = HostStore.create("", "test", SIZE, 1000)
     for index in range(SIZE):
@@ -94,6 +109,7 @@ def run_iteration(offloader: Offloader, seed: int) -> None:
     for layer in range(3):
         chosen = random.choice(4, size=(1, 3), replace=False).astype(np.int32)
         offloader.request(layer, chosen, np.zeros(1, np.int32))
+        offloader.publish_gate(layer, np.full((1, 4), 0.25, np.float32))
         computed = []
         while ready := offloader.wait():
             for expert, slot in ready:
@@ -101,7 +117,6 @@ def run_iteration(offloader: Offloader, seed: int) -> None:
                 computed.append(expert)
             offloader.release([expert for expert, _ in ready])
         assert sorted(computed) == sorted(chosen[0].tolist())
-        offloader.publish_gate(layer, np.full((1, 4), 0.25, np.float32))
     offloader.end_iteration()
 
 
@@ -173,6 +188,39 @@ def test_a_predictor_that_fails_ends_the_engine_with_its_message() -> None:
                 run_iteration(offloader, seed)
         with pytest.raises(EngineError, match="no such map"):
             offloader.counters()
+
+
+class FailsOnce(LowestVictim):
+    """Its second iteration does not begin."""
+
+    num_started = 0
+
+    def iteration_started(self, event: IterationStarted, cache: ExpertCache) -> list[Instruction]:
+        self.num_started += 1
+        if self.num_started == 2:
+            raise LookupError("no such layer")
+        return []
+
+
+@pytest.mark.parametrize("predicts", [False, True])
+def test_an_iteration_that_does_not_begin_can_be_aborted(predicts: bool) -> None:
+    """It never reached the predictor, which is not told that it was abandoned."""
+    gate = threading.Event()
+    gate.set()
+    with Offloader(
+        make_store(),
+        GEOMETRY,
+        NUM_SLOTS,
+        "lru",
+        policy_object=FailsOnce(),
+        predictor_object=ScriptedPredictor(gate) if predicts else None,
+    ) as offloader:
+        run_iteration(offloader, 0)
+        with pytest.raises(LookupError, match="no such layer"):
+            run_iteration(offloader, 1)
+        offloader.abort_iteration()
+        run_iteration(offloader, 2)
+        offloader.check_integrity()
 
 
 def test_a_predictor_without_its_policy_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The loop around the scheduler: events, cancelling, failures, progress, draining."""
+"""The loop around the scheduler: events, cancelling, failures, progress."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,11 +9,12 @@ import pytest
 from fmoe_ray.config import EngineSettings
 from fmoe_ray.engine.engine import Engine
 from fmoe_ray.engine.messages import Sampling, StepPlan, StepResult
-from fmoe_ray.engine.request import Event, GenerationRequest
+from fmoe_ray.engine.request import Event, GenerationRequest, Usage
 from fmoe_ray.engine.stream import EventStream
 from fmoe_ray.engine.stub_runner import StubRunner, StubTokenizer
 from fmoe_ray.errors import (
     EngineError,
+    InvalidRequestError,
     OverloadedError,
     ShardLostError,
     StepTimeoutError,
@@ -94,7 +95,8 @@ def test_requests_submitted_together_are_told_apart() -> None:
 def test_a_slow_reader_finds_everything_in_one_event() -> None:
     async def body(engine: Engine) -> None:
         stream = engine.submit(request())
-        await engine.drain(LIMIT_S)
+        while engine.health().num_running + engine.health().num_waiting > 0:
+            await asyncio.sleep(0)
         event = await anext(stream)
         assert (event.text, event.finish_reason) == ("xyz", "stop")
         with pytest.raises(StopAsyncIteration):
@@ -211,27 +213,6 @@ def test_health_is_about_progress() -> None:
     asyncio.run(run())
 
 
-def test_draining_finishes_what_runs_and_refuses_the_rest() -> None:
-    async def body(engine: Engine) -> None:
-        stream = engine.submit(request())
-        draining = asyncio.create_task(engine.drain(LIMIT_S))
-        await asyncio.sleep(0)
-        with pytest.raises(UnavailableError, match="being replaced"):
-            engine.submit(request())
-        assert await draining
-        assert (await whole(stream)).text == "xyz"
-
-    with_engine(body)
-
-
-def test_draining_gives_up_in_time() -> None:
-    async def body(engine: Engine) -> None:
-        engine.submit(request())
-        assert not await engine.drain(0.01)
-
-    with_engine(body, GatedRunner())
-
-
 def test_closing_ends_what_is_left_with_an_error() -> None:
     async def run() -> None:
         engine = Engine(GatedRunner(), StubTokenizer(), EngineSettings())
@@ -239,5 +220,35 @@ def test_closing_ends_what_is_left_with_an_error() -> None:
         stream = engine.submit(request())
         await engine.close()
         assert isinstance((await whole(stream)).error, UnavailableError)
+
+    asyncio.run(run())
+
+
+class CountingObserver:
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def step_done(self, plan: StepPlan, result: StepResult, num_waiting: int) -> None:
+        pass
+
+    def request_ended(self, reason: str, usage: Usage) -> None:
+        self.reasons.append(reason)
+
+
+@pytest.mark.parametrize("bad", ["", "x"])
+def test_a_refusal_of_all_or_none_counts_nothing(bad: str) -> None:
+    """The second of two is wrong, or one too many: the first was never there."""
+
+    async def run() -> None:
+        observer = CountingObserver()
+        settings = EngineSettings(max_waiting=0)
+        runner = StubRunner(num_slots=1)
+        async with Engine(runner, StubTokenizer(), settings, observers=(observer,)) as engine:
+            with pytest.raises((InvalidRequestError, OverloadedError)):
+                engine.submit(request(), request(bad))
+            assert engine.health().num_waiting == 0
+            assert observer.reasons == []
+            assert (await whole(engine.submit(request()))).text == "xyz"
+            engine.check_integrity()
 
     asyncio.run(run())

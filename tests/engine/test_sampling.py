@@ -33,6 +33,16 @@ def plain_distribution(
     return {token: p / total for token, p in kept.items()}
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-308, 1e-300, 1e-200])
+@pytest.mark.parametrize("scale", [1e-38, 1.0, 3e38])
+def test_a_temperature_near_zero_is_greedy(temperature: float, scale: float) -> None:
+    logits = torch.tensor([-1.0, 0.5, 1.0, 0.999]) * scale
+    drawn = Sampler(Sampling(temperature=temperature, seed=1)).draw(logits)
+    assert drawn.token == 2
+    probabilities, _ = distribution(logits, Sampling(temperature=temperature))
+    assert probabilities.tolist() == [1.0, 0.0, 0.0, 0.0]
+
+
 @given(logit_lists, temperatures, st.integers(0, 13), top_ps)
 def test_the_distribution_is_that_of_the_definition(
     logits: list[float], temperature: float, top_k: int, top_p: float

@@ -218,6 +218,17 @@ def test_a_slot_is_free_in_the_step_after_its_request_ended() -> None:
     assert world.plans[-1].ended == [1]
 
 
+def test_tokens_in_flight_are_those_in_slots_and_those_that_wait() -> None:
+    world = World(num_slots=1, max_prefill_tokens=4)
+    world.submit("aaaaa", max_tokens=3)
+    world.submit("aa", max_tokens=1)
+    seen = [world.scheduler.num_tokens]
+    while world.step():
+        seen.append(world.scheduler.num_tokens)
+    # 5 + 2; the prompt in two pieces; one token more a step; then the second request alone
+    assert seen == [7, 7, 7, 8, 2, 0]
+
+
 def test_a_cancelled_request_leaves_with_the_step_in_flight() -> None:
     world = World(num_slots=1)
     running, waiting = world.submit("a"), world.submit("a")

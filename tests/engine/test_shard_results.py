@@ -18,6 +18,10 @@ def result(factor: int, token: int | None) -> StepResult:
         hits=3 * factor,
         late=2 * factor,
         misses=factor,
+        bytes_prefetch_used=6 * factor,
+        bytes_prefetch_wasted=4 * factor,
+        num_predictions=8,
+        num_maps=50,
     )
     experts = ExpertCounts(hits=3 * factor, late=2 * factor, misses=factor)
     rows = [RowResult(request_id=7, token=token, experts=experts, logprob=-0.5)]
@@ -34,6 +38,8 @@ def test_the_tokens_are_the_first_shards_and_the_experts_are_everyones() -> None
     assert (row.token, row.logprob) == (5, -0.5)
     assert row.experts == ExpertCounts(hits=21, late=14, misses=7)
     assert (merged.stats.bytes_on_demand, merged.stats.bytes_prefetched) == (700, 70)
+    assert (merged.stats.bytes_prefetch_used, merged.stats.bytes_prefetch_wasted) == (42, 28)
+    assert (merged.stats.num_predictions, merged.stats.num_maps) == (8, 50)
     assert (merged.stats.hits, merged.stats.late, merged.stats.misses) == (21, 14, 7)
     assert (merged.stats.seconds, merged.stats.stall_seconds) == (0.4, 0.04)
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fmoe_ray.config import Settings, load_settings, parse_settings
+from fmoe_ray.engine.packed_model import PackedModel
 from fmoe_ray.errors import (
     CapacityError,
     CheckpointError,
@@ -11,8 +12,9 @@ from fmoe_ray.errors import (
     ConfigError,
     UnsupportedModelError,
 )
-from fmoe_ray.evaluate.tiny_models import EXPERTS, LAYERS, save_tiny, tiny_config
+from fmoe_ray.evaluate.tiny_models import EXPERTS, LAYERS, TOP_K, save_tiny, tiny_config
 from fmoe_ray.models.architecture import architecture_of
+from fmoe_ray.models.loader import load_model
 from fmoe_ray.models.preflight import check_machine, needs_of
 
 MIXTRAL = "mistralai/Mixtral-8x7B-v0.1"
@@ -40,14 +42,64 @@ def test_mixtral_8x7b_needs_its_known_sizes() -> None:
     assert (needs.store_bytes + needs.dense_bytes) / 2e9 == pytest.approx(46.7, abs=0.05)
     assert needs.slot_bytes == needs.store_bytes // 4
     assert needs.host_bytes == needs.store_bytes
-    assert needs.device_bytes == needs.dense_bytes + needs.slot_bytes
+    # 2 x 8 heads of 128 in 32 layers (config.json); the default of 16 requests, 512 tokens each.
+    assert needs.kv_bytes == 2 * 32 * 2 * 8 * 128 * 16 * 512
+    assert needs.device_bytes == needs.dense_bytes + needs.slot_bytes + needs.kv_bytes
 
 
 def test_on_a_cpu_slots_and_dense_weights_are_host_memory_too(tmp_path: Path) -> None:
     needs = check_machine(settings(save_tiny("mixtral", tmp_path), budget=2))
     assert needs.slot_bytes * LAYERS * EXPERTS == needs.store_bytes * 2
-    assert needs.host_bytes == needs.store_bytes + needs.dense_bytes + needs.slot_bytes
+    device_bytes = needs.dense_bytes + needs.slot_bytes + needs.kv_bytes
+    assert needs.host_bytes == needs.store_bytes + device_bytes
     assert needs.device_bytes == 0
+
+
+def test_a_store_that_is_there_is_not_needed_a_second_time(tmp_path: Path) -> None:
+    """A second replica on the node, or a restart after a kill -9."""
+    asked = settings(save_tiny("mixtral", tmp_path), budget=2)
+    first = check_machine(asked)
+    loaded = load_model(str(tmp_path), device=torch.device("cpu"), dtype=torch.float32)
+    with loaded.store:
+        second = check_machine(asked)
+    assert second.new_store_bytes == 0 < first.new_store_bytes
+    assert first.host_bytes - second.host_bytes == first.store_bytes
+    assert check_machine(asked) == first
+
+
+@pytest.mark.parametrize("family", ["mixtral", "deepseek_v3", "gemma4_text"])
+def test_keys_and_values_take_what_was_foreseen(family: str, tmp_path: Path) -> None:
+    engine = {"max_batch_size": 3, "max_context": 20}
+    model = {"path": str(save_tiny(family, tmp_path)), "device": "cpu", "dtype": "float32"}
+    needs = check_machine(parse_settings({"model": model, "engine": engine}))
+    loaded = load_model(str(tmp_path), device=torch.device("cpu"), dtype=torch.float32)
+    with loaded.store:
+        packed = PackedModel(loaded.model, num_slots=3, max_context=20, device=loaded.device)
+        packed.warm_up()
+        assert needs.kv_bytes == packed.kv_bytes > 0
+
+
+def test_a_context_that_fits_nowhere_is_refused_before_loading(tmp_path: Path) -> None:
+    path = save_tiny("mixtral", tmp_path)
+    engine = {"max_batch_size": 2**30, "max_context": 512}
+    with pytest.raises(CapacityError, match=r"keys and values \(engine.max_batch_size"):
+        check_machine(parse_settings({"model": {"path": str(path)}, "engine": engine}))
+
+
+@pytest.mark.parametrize(
+    ("offload", "message"),
+    [
+        ({"policy": "clairvoyant"}, r"'clairvoyant' is unknown; choose one of .*lru"),
+        ({"budget": TOP_K - 1}, f"a token needs {TOP_K} at once"),
+        ({"policy": "no-offload", "budget": 0.5}, "no-offload keeps all"),
+        ({"policy": "lru", "prefetch_distance": 3}, "offload.prefetch_distance.*policy lru"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_loading(
+    offload: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_machine(settings(save_tiny("mixtral", tmp_path), **offload))
 
 
 def test_a_model_too_big_for_the_machine_names_both_sizes(tmp_path: Path) -> None:
@@ -100,7 +152,7 @@ def test_everything_that_is_missing_is_told_at_once(offline: Path) -> None:
     text = str(caught.value)
     assert f"the weights (fetch them: `hf download {MIXTRAL}`)" in text
     assert "an NVIDIA GPU" in text
-    assert "It needs 84.0 GiB of host memory and 3.3 GiB of GPU memory" in text
+    assert "It needs 84.0 GiB of host memory and 4.6 GiB of GPU memory, 1.0 GiB a device" in text
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -80,7 +80,7 @@ def assemble_gpu(
     settings: Settings,
 ) -> GpuParts:
     """Never fails for what it cannot speed up: that runs with transformers' own operations."""
-    if recorder is not None:
+    if settings.offload.record_path is not None:  # also on shards that do not record themselves
         logger.warning("recording a trace: experts are computed one by one, without our kernels")
         plain = OffloadedExperts(loaded, offloader, tap, recorder, group)
         return GpuParts(experts=plain, decode=None, gates=None)

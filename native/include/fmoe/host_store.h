@@ -13,6 +13,7 @@
 // stays valid for as long as it exists.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -39,10 +40,6 @@ public:
     static std::shared_ptr<HostStore> create(const std::string& name,
                                              const std::string& fingerprint, int num_blobs,
                                              std::size_t blob_bytes, double timeout_s);
-    // Maps a complete store read-only; waits while another process fills it. Throws
-    // invalid_argument if there is none, FingerprintError, TimeoutError.
-    static std::shared_ptr<HostStore> attach(const std::string& name,
-                                             const std::string& fingerprint, double timeout_s);
     ~HostStore();
     HostStore(const HostStore&) = delete;
     HostStore& operator=(const HostStore&) = delete;
@@ -67,6 +64,9 @@ private:
     HostStore(std::string name, File file, const Header& header, bool is_writable);
     static std::shared_ptr<HostStore> build(const std::string& name, File file,
                                             const Header& header);
+    // Gives up what lock it has first. Throws TimeoutError.
+    static void wait_for_shared_lock(const std::string& name, const File& file,
+                                     std::chrono::steady_clock::time_point deadline);
 
     std::string name_;
     std::unique_ptr<File> file_;

@@ -54,10 +54,10 @@ struct PredictionScore {
 };
 
 struct IterationStats {
-    double stall_s = 0;  // that wait() blocked
+    double stall_s = 0;          // that wait() blocked
     TransferCounters transfers;  // since the iteration before ended
     PredictionScore score;       // of predictions posted since then
-    int num_maps = 0;       // that the predictor keeps
+    int num_maps = 0;            // that the predictor keeps
     GateOutcome total;
     std::vector<GateOutcome> rows;  // an expert counts once for each row that chose it
     // Of what the gates chose, experts of other shards included: equal on all shards of a step.
@@ -125,6 +125,8 @@ public:
     // Blocks until no copy is queued or in flight. Throws TimeoutError.
     void wait_until_idle();
     OffloaderCounters counters();
+    // [L * J]: 1 where the expert lies ready in a slot.
+    std::vector<std::uint8_t> resident();
     void check_integrity();
     // Ends the threads, also with copies in flight; every later call throws EngineError.
     void close();
@@ -185,6 +187,7 @@ private:
     // Written by the inference thread, under the mutex.
     Gate gate_;
     bool in_iteration_ = false;
+    bool is_queued_ = false;  // the iteration in progress reached the matcher's queue
     bool has_prefill_ = false;
     IterationStats stats_;
     TransferCounters transfers_before_;

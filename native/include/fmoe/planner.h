@@ -52,7 +52,6 @@ public:
 
     const ExpertCache& cache() const noexcept { return cache_; }
     const PlannerCounters& counters() const noexcept { return counters_; }
-    Policy& policy() noexcept { return *policy_; }
 
     // Before the first event: offers the idle link to the policy.
     void begin();
@@ -70,7 +69,8 @@ public:
     void iteration_ended();
     void request_ended(std::uint64_t request);
 
-    // True once every copy the policy made the current layer wait for is done or given up.
+    // True while a copy that the policy made the current layer wait for is neither done nor given
+    // up.
     bool is_held() const noexcept { return !holds_.empty(); }
     // Needed experts of the current gate that have no slot yet.
     int num_waiting() const noexcept { return static_cast<int>(waiting_.size()); }

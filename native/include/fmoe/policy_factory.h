@@ -31,19 +31,18 @@ struct PolicyParts {
     std::unique_ptr<Policy> policy;
 };
 
-// Throws invalid_argument naming list_policies() for an unknown name, or the parameter that does
+// Throws invalid_argument naming all policies for an unknown name, or the parameter that does
 // not fit.
 PolicyParts make_policy(const std::string& name, const PolicyParams& params);
-
-std::vector<std::string> list_policies();
 
 struct PolicyInfo {
     std::string name;
     std::string description;
-    std::string predictor;  // "none" where it predicts nothing
+    std::string predictor;                // "none" where it predicts nothing
+    std::vector<std::string> parameters;  // settings that have an effect on it
 };
 
-// One an entry of list_policies(), same order.
+// One a policy.
 std::vector<PolicyInfo> describe_policies();
 
 }  // namespace fmoe

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 
 #include "bindings.h"
+#include "fmoe/memory.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -18,8 +19,6 @@ void bind_host_store(nb::module_& m) {
     nb::class_<HostStore>(m, "HostStore", "Expert blobs in shared memory.")
         .def_static("create", &HostStore::create, "name"_a, "fingerprint"_a, "num_blobs"_a,
                     "blob_bytes"_a, "timeout_s"_a, nb::call_guard<nb::gil_scoped_release>())
-        .def_static("attach", &HostStore::attach, "name"_a, "fingerprint"_a, "timeout_s"_a,
-                    nb::call_guard<nb::gil_scoped_release>())
         .def(
             "blob",
             [](nb::handle_t<HostStore> self, int index) {
@@ -39,6 +38,7 @@ void bind_host_store(nb::module_& m) {
         .def_prop_ro("num_blobs", &HostStore::num_blobs)
         .def_prop_ro("blob_bytes", &HostStore::blob_bytes)
         .def_prop_ro("is_complete", &HostStore::is_complete);
+    m.def("available_memory_bytes", &available_memory_bytes);
 }
 
 }  // namespace fmoe::bindings

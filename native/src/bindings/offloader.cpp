@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "arrays.h"
 #include "bindings.h"
 #include "fmoe/map_store.h"
 #include "py_offloader.h"
@@ -216,6 +217,12 @@ void bind_offloader(nb::module_& m) {
             "wait_until_idle", [](PyOffloader& self) { self->wait_until_idle(); }, release)
         .def(
             "counters", [](PyOffloader& self) { return self->counters(); }, release)
+        .def("resident",
+             [](PyOffloader& self) {
+                 std::vector<std::uint8_t> found = self.unlocked([&] { return self->resident(); });
+                 const std::size_t size = found.size();
+                 return to_numpy(std::move(found), {size});
+             })
         .def(
             "check_integrity", [](PyOffloader& self) { self->check_integrity(); }, release)
         .def("close", [](PyOffloader& self) { self->close(); }, release);

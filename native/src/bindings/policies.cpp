@@ -224,11 +224,11 @@ PolicyParts make_by_name(const std::string& name, const Geometry& geometry, int 
 }
 
 void bind_factory(nb::module_& m) {
-    m.def("list_policies", &list_policies, "Names that a policy can be asked for by.");
     nb::class_<PolicyInfo>(m, "PolicyInfo", "One line of the table of policies.")
         .def_ro("name", &PolicyInfo::name)
         .def_ro("description", &PolicyInfo::description)
-        .def_ro("predictor", &PolicyInfo::predictor);
+        .def_ro("predictor", &PolicyInfo::predictor)
+        .def_ro("parameters", &PolicyInfo::parameters, "Settings that have an effect on it.");
     m.def("describe_policies", &describe_policies);
     nb::class_<PolicyParts>(m, "PolicyParts", "A policy and the predictor that it listens to.")
         .def_prop_ro(

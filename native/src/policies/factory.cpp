@@ -64,47 +64,69 @@ PolicyParts make_plus(const PolicyParams& params) {
             std::make_unique<PlusPolicy>(params, std::move(eviction))};
 }
 
+// Settings that not every policy uses; any other value of one that is not used would be ignored.
+enum Parameter : unsigned {
+    kEviction = 1,
+    kDistance = 2,
+    kDepth = 4,
+    kCapacity = 8,
+    kPooling = 16,
+};
+
+constexpr std::pair<Parameter, const char*> kParameterNames[] = {
+    {kEviction, "eviction"},    {kDistance, "prefetch_distance"},
+    {kDepth, "prefetch_depth"}, {kCapacity, "store_capacity"},
+    {kPooling, "pooling"},
+};
+
+constexpr unsigned kMaps = kEviction | kDistance | kDepth | kCapacity | kPooling;
+
 struct Entry {
     const char* name;
     const char* predictor;
     const char* description;
+    unsigned parameters;
     PolicyParts (*make)(const PolicyParams&);
 };
 
 constexpr Entry kPolicies[] = {
-    {"lru", "none", "on demand; evicts the least recently used expert",
+    {"lru", "none", "on demand; evicts the least recently used expert", kEviction,
      [](const PolicyParams& params) { return on_demand("lru", params); }},
-    {"lfu", "none", "on demand; evicts the least frequently used expert",
+    {"lfu", "none", "on demand; evicts the least frequently used expert", kEviction,
      [](const PolicyParams& params) { return on_demand("lfu", params); }},
-    {"ema", "none", "on demand; evicts the expert of the lowest decayed frequency",
+    {"ema", "none", "on demand; evicts the expert of the lowest decayed frequency", kEviction,
      [](const PolicyParams& params) { return on_demand("ema", params); }},
-    {"no-offload", "none", "everything resident: the latency floor", make_no_offload},
+    {"no-offload", "none", "everything resident: the latency floor", 0, make_no_offload},
     {"fmoe+", "online",
      "learns online; holds what is worth most, prefetches what pays, never loses to lru or ema",
-     make_plus},
+     kMaps, make_plus},
     {"fmoe", "map", "the paper: expert maps, semantic and trajectory search, delta, 1/(p*freq)",
-     [](const PolicyParams& params) { return by_maps({true, true}, params); }},
+     kMaps, [](const PolicyParams& params) { return by_maps({true, true}, params); }},
     {"deepspeed", "none", "DeepSpeed-Inference: on demand, expert-agnostic; decides as lru",
-     [](const PolicyParams& params) { return on_demand("lru", params); }},
+     kEviction, [](const PolicyParams& params) { return on_demand("lru", params); }},
     {"mixtral-offloading", "speculative",
      "Mixtral-Offloading: layer l+1's gate on layer l's hidden state, synchronous, LRU",
+     kEviction | kDepth,
      [](const PolicyParams& params) { return make_speculative(true, "lru", params); }},
     {"promoe", "stride", "ProMoE: a small learned predictor per layer, d layers ahead, LRU",
-     make_promoe},
+     kEviction | kDistance | kDepth, make_promoe},
     {"moe-infinity", "hit-count",
      "MoE-Infinity: request-level hit counts, one layer ahead, synchronous, LFU",
+     kEviction | kDepth | kCapacity,
      [](const PolicyParams& params) { return make_hit_count({1, true, true}, "lfu", params); }},
     {"speculate", "speculative", "ablation: speculative gate, one layer ahead, the paper's cache",
+     kEviction | kDepth,
      [](const PolicyParams& params) { return make_speculative(false, "fmoe", params); }},
     {"hit-count", "hit-count", "ablation: request-level hit counts, d ahead, the paper's cache",
+     kEviction | kDistance | kDepth | kCapacity,
      [](const PolicyParams& params) {
          return make_hit_count({params.prefetch_distance, false, false}, "fmoe", params);
      }},
-    {"map-t", "map", "ablation: trajectory search alone, K experts a layer",
+    {"map-t", "map", "ablation: trajectory search alone, K experts a layer", kMaps,
      [](const PolicyParams& params) { return by_maps({false, false}, params); }},
-    {"map-ts", "map", "ablation: trajectory and semantic search, K experts a layer",
+    {"map-ts", "map", "ablation: trajectory and semantic search, K experts a layer", kMaps,
      [](const PolicyParams& params) { return by_maps({true, false}, params); }},
-    {"map-tsd", "map", "ablation: both searches and delta; decides as fmoe",
+    {"map-tsd", "map", "ablation: both searches and delta; decides as fmoe", kMaps,
      [](const PolicyParams& params) { return by_maps({true, true}, params); }},
 };
 
@@ -130,16 +152,14 @@ PolicyParts make_policy(const std::string& name, const PolicyParams& params) {
     throw std::invalid_argument("policy '" + name + "' is unknown; choose one of " + known);
 }
 
-std::vector<std::string> list_policies() {
-    std::vector<std::string> names;
-    for (const Entry& entry : kPolicies) names.emplace_back(entry.name);
-    return names;
-}
-
 std::vector<PolicyInfo> describe_policies() {
     std::vector<PolicyInfo> infos;
-    for (const Entry& entry : kPolicies)
-        infos.push_back({entry.name, entry.description, entry.predictor});
+    for (const Entry& entry : kPolicies) {
+        std::vector<std::string> parameters;
+        for (const auto& [parameter, name] : kParameterNames)
+            if (entry.parameters & parameter) parameters.emplace_back(name);
+        infos.push_back({entry.name, entry.description, entry.predictor, std::move(parameters)});
+    }
     return infos;
 }
 

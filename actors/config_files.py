@@ -1,0 +1,29 @@
+"""Checks a file of `configs/` without a cluster, whatever kind it is."""
+
+import os
+from pathlib import Path
+
+import yaml
+
+from fmoe_ray.actors.cluster_file import find_cluster_mistakes
+from fmoe_ray.actors.rayservice_file import find_rayservice_mistakes
+from fmoe_ray.actors.serve_file import find_serve_mistakes
+
+
+def find_mistakes(path: str | os.PathLike[str]) -> list[str]:
+    """One line a mistake; empty if the file can be used as far as can be told offline.
+
+    Serve configuration files, cluster files for `ray up`, and KubeRay's RayService manifests.
+    """
+    try:
+        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        return [f"cannot be read: {error.strerror}"]
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        return [f"not YAML: {error}"]
+    if isinstance(document, dict):
+        if "kind" in document:
+            return find_rayservice_mistakes(document)
+        if "cluster_name" in document:
+            return find_cluster_mistakes(document)
+    return find_serve_mistakes(document)
