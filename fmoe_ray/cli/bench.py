@@ -308,10 +308,8 @@ def engine(
         for b in budget
         for p in policy
     ]
-    reports = engine_bench.run(loaded, name, loads, engine_bench.measure_ceilings(device))
-    if peers:
-        reports = engine_peers.beside(loaded, reports)
-    for report in reports:
+    measured = engine_bench.run(loaded, name, loads, engine_bench.measure_ceilings(device))
+    for report in engine_peers.beside(loaded, list(measured)) if peers else measured:
         if as_json:
             typer.echo(msgspec.json.encode(report).decode())
             continue
