@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import ray
-from ray._raylet import GcsClient
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.core.generated import autoscaler_pb2
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
