@@ -58,7 +58,8 @@ def find_lack(settings: Settings, nodes: list[dict[str, float]]) -> str | None:
 async def check_node(settings: Settings, backend: Backend, group: PlacementGroup) -> None:
     """Checks the node of the first shard, and its GPU as the shard will see it.
 
-    Raises what `backend.check` raises.
+    Raises what `backend.check` raises, CapacityError if there is no answer within
+    `shards.start_timeout_s`.
     """
     if settings.model.device != "cuda":
         await asyncio.to_thread(backend.check, settings)
@@ -68,8 +69,15 @@ async def check_node(settings: Settings, backend: Backend, group: PlacementGroup
         **shard_resources(settings),
         scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
     )
+    timeout_s = settings.shards.start_timeout_s
     try:
-        await check.remote(settings, backend)
+        async with asyncio.timeout(timeout_s):
+            await check.remote(settings, backend)
+    except TimeoutError as error:
+        raise CapacityError(
+            f"the node of the first shard was not examined within {timeout_s:g} s "
+            "(shards.start_timeout_s); see `ray status` for resources that are missing"
+        ) from error
     except ray.exceptions.RayTaskError as error:
         raise error.cause if isinstance(error.cause, FmoeError) else error from None
 

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -112,6 +112,19 @@ class RemoteMapStore:
         return get_within(self._actor.call.remote(method, *args, **options))
 
 
+@contextmanager
+def connected(address: str) -> Iterator[None]:
+    """A connection to a cluster for one command. Raises StoreUnavailableError if there is none."""
+    try:
+        ray.init(address, log_to_driver=False)
+    except ConnectionError as error:
+        raise StoreUnavailableError(f"{address}: no cluster answers: {error}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
 class MapLink:
     """An `engine.map_exchange.SharedStore` over Ray."""
 
@@ -130,7 +143,8 @@ class MapLink:
 
     def sync(self, outgoing: NamedMaps, since: Version) -> Update:
         segments = self._store.sync(self._reader, outgoing, since)
-        return Update(version=segments.version, maps=get_within(segments.refs))
+        maps = get_within(segments.refs)
+        return Update(version=segments.version, num_taken=segments.num_taken, maps=maps)
 
 
 def shard_settings(settings: Settings) -> Settings:

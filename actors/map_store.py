@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 PUBLISH_EVERY_S = 0.5
 SAVE_EVERY_S = 10.0
+TAKE_FOR_S = 0.5
+_TAKEN_AT_ONCE = 16
 MAX_SEGMENTS = 16
 _FORGET_READER_S = 60.0
 
@@ -35,6 +37,8 @@ class Segments:
     """References to NamedMaps in the object store; the store's process owns them."""
 
     version: Version
+    num_taken: int
+    """Of the maps sent with the call, from the first on."""
     refs: list[Any]
 
 
@@ -110,7 +114,8 @@ class ExpertMapStore:
 
     def join(self, header: StoreHeader) -> None:
         """Raises FingerprintError or StoreError where the caller's model is not this store's."""
-        self._maps.header.require_like(header, source="the running map store")
+        source = "the running map store (`fmoe store stop MODEL` ends it)"
+        self._maps.header.require_like(header, source=source)
 
     def sync(self, reader: str, outgoing: NamedMaps, since: Version) -> Segments:
         """Takes maps and answers with what the reader lacks. Raises StoreError for maps of another
@@ -118,14 +123,15 @@ class ExpertMapStore:
         """
         now = self._clock()
         self._readers[reader] = since, now
-        self._accept(outgoing)
+        num_taken = self._accept_in_time(outgoing)
         if self._pending and now - self._published_s >= PUBLISH_EVERY_S:
             self._publish(now)
         if not self._is_saved and now - self._saved_s >= SAVE_EVERY_S:
             self._save_or_say_why()
         is_of_this_life = since.life == self._version.life
         lacking = [s for s in self._segments if not is_of_this_life or s.number > since.number]
-        return Segments(version=self._version, refs=[segment.ref for segment in lacking])
+        refs = [segment.ref for segment in lacking]
+        return Segments(version=self._version, num_taken=num_taken, refs=refs)
 
     def match(
         self,
@@ -172,6 +178,16 @@ class ExpertMapStore:
         if self._path is not None:
             self._maps.save(self._path)
         self._is_saved = True
+
+    def _accept_in_time(self, maps: NamedMaps) -> int:
+        """Of a large full store RDY takes milliseconds a map, and callers wait only so long."""
+        deadline = self._clock() + TAKE_FOR_S
+        num_taken = 0
+        while num_taken < len(maps) and self._clock() <= deadline:
+            part = maps[num_taken : num_taken + _TAKEN_AT_ONCE]
+            self._accept(part)
+            num_taken += len(part)
+        return num_taken
 
     def _accept(self, maps: NamedMaps) -> None:
         try:

@@ -325,6 +325,11 @@ class Offloader:
         """True: `publish_gate` should be given the speculative gate."""
         return self._native.wants_speculative
 
+    @property
+    def needs_speculative(self) -> bool:
+        """True: without it the predictor says nothing."""
+        return self._native.needs_speculative
+
     def begin_iteration(
         self,
         requests: npt.NDArray[np.int64],

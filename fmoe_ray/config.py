@@ -203,7 +203,8 @@ class ShardSettings(_Section):
     meeting_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     """How long started shards wait for each other before they load."""
     start_timeout_s: Annotated[float, Field(gt=0)] = 900.0
-    """Placing, loading and meeting may take this long before the replica fails with a message."""
+    """Examining the node may take this long, and after that placing the shards, their loading and
+    meeting together, before the replica fails with a message."""
 
 
 class ServerSettings(_Section):

@@ -16,6 +16,7 @@ from fmoe_ray.engine.stub_runner import StubRunner
 from fmoe_ray.errors import (
     InvalidRequestError,
     ModelNotFoundError,
+    OverloadedError,
     ShardLostError,
     UnavailableError,
 )

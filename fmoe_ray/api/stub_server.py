@@ -44,22 +44,24 @@ async def stub_service(
 
 
 @contextmanager
-def stub_server(runner: Runner | None = None) -> Iterator[str]:
+def stub_server(
+    runner: Runner | None = None, server: ServerSettings | None = None
+) -> Iterator[str]:
     """A real server on a free port, in a thread; yields its base URL."""
     ready, stop = threading.Event(), threading.Event()
     ports: list[int] = []
 
     async def run() -> None:
-        async with stub_service(runner) as service:
+        async with stub_service(runner, server=server) as service:
             config = uvicorn.Config(create_app(service), port=0, log_level="warning")
-            server = uvicorn.Server(config)
-            serving = asyncio.create_task(server.serve())
-            while not server.started and not serving.done():
+            web = uvicorn.Server(config)
+            serving = asyncio.create_task(web.serve())
+            while not web.started and not serving.done():
                 await asyncio.sleep(0.01)
-            ports.append(server.servers[0].sockets[0].getsockname()[1])
+            ports.append(web.servers[0].sockets[0].getsockname()[1])
             ready.set()
             await asyncio.to_thread(stop.wait)
-            server.should_exit = True
+            web.should_exit = True
             await serving
 
     thread = threading.Thread(target=lambda: asyncio.run(run()))

@@ -82,11 +82,25 @@ def stream(
     ] = False,
     streams: Annotated[int, typer.Option(min=1, help="Answers streamed at once.")] = 16,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 2000,
+    interval: Annotated[
+        float | None, typer.Option(min=0, help="server.stream_interval_ms; 0: tokens alone.")
+    ] = None,
+    through_serve: Annotated[
+        bool, typer.Option("--serve", help="Through Ray Serve's proxy, on a cluster of its own.")
+    ] = False,
 ) -> None:
     """Tokens a second through scheduler and HTTP, from a stub instead of a model."""
-    from fmoe_ray.evaluate.stream_bench import bench_stream
+    from fmoe_ray.config import ServerSettings
+    from fmoe_ray.evaluate.stream_bench import bench_stream, bench_url
 
-    report = bench_stream(num_streams=streams, tokens_per_stream=tokens)
+    settings = ServerSettings() if interval is None else ServerSettings(stream_interval_ms=interval)
+    if through_serve:
+        from fmoe_ray.actors.stub_app import stub_app
+
+        with stub_app(streams, settings) as url:
+            report = bench_url(url, num_streams=streams, tokens_per_stream=tokens)
+    else:
+        report = bench_stream(num_streams=streams, tokens_per_stream=tokens, settings=settings)
     if as_json:
         typer.echo(json.dumps({**asdict(report), "tokens_per_s": report.tokens_per_s}))
         return
@@ -94,10 +108,9 @@ def stream(
         f"{report.num_streams} streams, {report.num_tokens} tokens in {report.num_chunks} events, "
         f"{report.seconds:.2f} s: {report.tokens_per_s:.0f} tokens/s"
     )
-    typer.echo(
-        f"server: {report.server_us_per_token:.1f} us of processor time a token; "
-        f"first token after {report.first_token_ms:.1f} ms (median)"
-    )
+    typer.echo(f"first token after {report.first_token_ms:.1f} ms (median)")
+    if report.server_us_per_token is not None:
+        typer.echo(f"server: {report.server_us_per_token:.1f} us of processor time a token")
 
 
 @app.command()
@@ -192,7 +205,7 @@ def agreement(
             f"token, measured {row.measured_tpot_ms:.2f} (ratio {row.ratio:.3f}); hits "
             f"{row.simulated_hit_rate:.1%} and {row.measured_hit_rate:.1%}; a layer "
             f"{row.layer_ms:.3f} ms ({row.resident_layer_ms:.3f} resident), "
-            f"a load {row.load_ms:g} ms"
+            f"a load {row.load_ms:.3f} ms ({row.nominal_load_ms:g} nominal)"
         )
 
 
@@ -295,10 +308,8 @@ def engine(
         for b in budget
         for p in policy
     ]
-    reports = engine_bench.run(loaded, name, loads, engine_bench.measure_ceilings(device))
-    if peers:
-        reports = engine_peers.beside(loaded, reports)
-    for report in reports:
+    measured = engine_bench.run(loaded, name, loads, engine_bench.measure_ceilings(device))
+    for report in engine_peers.beside(loaded, list(measured)) if peers else measured:
         if as_json:
             typer.echo(msgspec.json.encode(report).decode())
             continue

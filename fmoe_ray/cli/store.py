@@ -1,4 +1,4 @@
-"""`fmoe store`: looks into expert-map files, joins them and cuts them down."""
+"""`fmoe store`: expert-map files, and the map store that runs in a cluster."""
 
 from pathlib import Path
 from typing import Annotated
@@ -62,3 +62,31 @@ def prune(
     result = store.copy(capacity=capacity)
     result.save(output or file)
     typer.echo(f"{output or file}: {len(result)} of {len(store)} maps")
+
+
+_Model = Annotated[str, typer.Argument(help="The served name of the model.")]
+_Address = Annotated[str, typer.Option(help="Of the cluster, as ray.init takes it.")]
+
+
+@app.command()
+def status(model: _Model, address: _Address = "auto") -> None:
+    """Print what the map store of a cluster holds, and how far each replica has read."""
+    from dataclasses import asdict
+
+    from fmoe_ray.actors.map_link import RemoteMapStore, connected
+
+    with connected(address):
+        for name, value in asdict(RemoteMapStore.get(model).info()).items():
+            typer.echo(f"{name}: {value}")
+
+
+@app.command()
+def stop(model: _Model, address: _Address = "auto") -> None:
+    """Save and end the map store of a cluster; the next replica starts a new one.
+
+    It outlives all replicas, so that is how a changed model or capacity takes effect.
+    """
+    from fmoe_ray.actors.map_link import RemoteMapStore, connected
+
+    with connected(address):
+        RemoteMapStore.get(model).stop()

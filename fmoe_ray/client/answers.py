@@ -44,11 +44,19 @@ def read_answer(body: Body) -> Answer:
 def read_chunk(body: Body) -> Iterator[Piece]:
     """The pieces of one event of a stream. Raises the error that it may be."""
     if "error" in body:
-        raise error_from(body["error"], 500, 1.0)
+        raise error_from(error_body(body, str(body)), 500, 1.0)
     for choice in body["choices"]:
         yield Piece(text=_text_of(choice), finish_reason=choice["finish_reason"])
     if body.get("usage") is not None:
         yield Piece(text="", usage=body["usage"])
+
+
+def error_body(parsed: object, text: str) -> Body:
+    """OpenAI's error object; whoever sends another one has at least its words kept."""
+    error = parsed.get("error") if isinstance(parsed, dict) else None
+    if isinstance(error, dict) and isinstance(error.get("message"), str):
+        return error
+    return {"message": error if isinstance(error, str) else text}
 
 
 def error_from(body: Body, status: int, retry_after_s: float) -> FmoeError:

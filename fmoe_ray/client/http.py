@@ -1,13 +1,16 @@
 """Requests over HTTP, streams as server-sent events."""
 
 import json
+import re
 from collections.abc import AsyncGenerator, Generator, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
 
-from fmoe_ray.client.answers import Body, error_from
+from fmoe_ray.client.answers import Body, error_body, error_from
 from fmoe_ray.client.transport import Endpoint
 from fmoe_ray.errors import FmoeError, UnavailableError
 
@@ -110,12 +113,25 @@ def _model_names(response: httpx.Response) -> list[str]:
 
 
 def _error(response: httpx.Response) -> FmoeError:
-    retry_after_s = float(response.headers.get("retry-after", "1"))
     try:
-        body = response.json()["error"]
-    except (ValueError, KeyError, TypeError):
-        body = {"message": response.text}  # a proxy's own words
-    return error_from(body, response.status_code, retry_after_s)
+        parsed = response.json()
+    except ValueError:
+        parsed = None  # a proxy's own words
+    retry_after_s = _retry_after_s(response.headers.get("retry-after", ""))
+    return error_from(error_body(parsed, response.text), response.status_code, retry_after_s)
+
+
+def _retry_after_s(value: str) -> float:
+    """Seconds, or the HTTP date that a proxy may send instead; 1 for neither."""
+    if re.fullmatch(r"\d+(\.\d+)?", value.strip()):
+        return float(value)
+    try:
+        date = parsedate_to_datetime(value)
+    except ValueError:
+        return 1.0
+    if date.tzinfo is None:
+        date = date.replace(tzinfo=UTC)
+    return max(0.0, (date - datetime.now(UTC)).total_seconds())
 
 
 @contextmanager

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 MAX_SENT = 256
 """Maps sent in one round; the others follow while they are still stored."""
-_MERGED_AT_ONCE = 64  # between them the matcher goes on
+_MERGED_AT_ONCE = 8  # between them the matcher goes on
 _BORROW_TIMEOUT_S = 30.0  # a long prompt's iteration ends within this
 _CLOSE_TIMEOUT_S = 10.0
 _MAX_PAUSE_S = 30.0
@@ -35,6 +35,8 @@ class Version:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
     version: Version
+    num_taken: int
+    """Of the outgoing: the first ones, as many as the store had time for."""
     maps: Sequence[NamedMaps]
     """What came since the version that was asked for; everything if that was another life's."""
 
@@ -101,7 +103,7 @@ class MapExchange:
         update = self._shared.sync(outgoing, self._version)
         if update.version.life != self._version.life:
             self._known.clear()  # it may have lost what it was told
-        self._known.update(outgoing.names.tolist())
+        self._known.update(outgoing.names[: update.num_taken].tolist())
         for maps in update.maps:
             self._merge(maps)
         self._version = update.version

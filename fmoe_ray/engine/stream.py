@@ -58,9 +58,10 @@ class EventStream:
 
     def _due_s(self, index: int) -> float:
         """When the waiting event of a request may be handed over, on the loop's clock."""
-        if self._waiting[index].finish_reason is not None:
+        is_last = self._waiting[index].finish_reason is not None
+        if is_last or index not in self._handed_over_s:
             return -math.inf
-        return self._handed_over_s.get(index, -math.inf) + self.interval_s
+        return self._handed_over_s[index] + self.interval_s
 
     def _take(self, index: int) -> Event:
         event = self._waiting.pop(index)

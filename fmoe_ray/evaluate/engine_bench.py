@@ -6,9 +6,8 @@ measured link rate; overlapped, the larger of the two.
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,12 +17,11 @@ import torch
 from fmoe_ray.config import Settings
 from fmoe_ray.engine.messages import Row, Sampling, StepPlan, StepResult
 from fmoe_ray.engine.step_runner import StepRunner
-from fmoe_ray.errors import ConfigError, EngineError
+from fmoe_ray.errors import EngineError
+from fmoe_ray.evaluate.replay import Routing, open_routing
+from fmoe_ray.evaluate.throttled_engine import learned_policy
 from fmoe_ray.models.loader import LoadedModel
-from fmoe_ray.trace.format import load_trace
 
-Routing = Callable[[int, int], np.ndarray]
-"""(row, position) -> int [L, K]: what the gates choose there."""
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -113,41 +111,6 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def open_routing(name: str, loaded: LoadedModel, seed: int) -> Routing | None:
-    """`model`: None; `uniform`; or a trace of the same geometry, whose sequences become the rows.
-
-    Raises ConfigError, TraceError.
-    """
-    layers, experts, top_k = loaded.num_layers, loaded.num_experts, loaded.top_k
-    if name == "model":
-        return None
-    if name == "uniform":
-
-        def draw(row: int, position: int) -> np.ndarray:
-            random = np.random.default_rng((seed, row, position))
-            return random.random((layers, experts)).argpartition(top_k, -1)[:, :top_k]
-
-        return draw
-    trace = load_trace(Path(name))
-    if (trace.num_layers, trace.num_experts, trace.top_k) != (layers, experts, top_k):
-        raise ConfigError(
-            f"--routing {name}: {trace.num_layers} layers of {trace.num_experts} experts, top "
-            f"{trace.top_k}; the model has {layers} of {experts}, top {top_k}"
-        )
-    # From the end of the trace: what learns from it learns from the beginning.
-    order = np.random.default_rng(seed).permutation(trace.num_sequences)[::-1]
-    streams: dict[int, np.ndarray] = {}
-
-    def replay(row: int, position: int) -> np.ndarray:
-        if row not in streams:
-            parts = [trace.select([number]).expert_ids for number in order[row::64]]
-            streams[row] = np.concatenate(parts)
-        ids: np.ndarray = streams[row][position % len(streams[row])]
-        return ids
-
-    return replay
-
-
 class _Drive:
     """Rows of one runner: prompts first, then all rows step by step."""
 
@@ -156,11 +119,18 @@ class _Drive:
         self._load = load
         self._routing = routing
         self._position = 0
-        random = np.random.default_rng(load.seed)
-        self._prompts = random.integers(
-            runner.info.vocab_size, size=(load.batch, load.prompt_tokens)
-        ).tolist()
+        self._prompts = self._choose_prompts()
         self._tokens = [0] * load.batch
+
+    def _choose_prompts(self) -> list[list[int]]:
+        rows, positions = range(self._load.batch), range(self._load.prompt_tokens)
+        if self._routing is not None and self._routing.token is not None:
+            return [[self._routing.token(row, at) for at in positions] for row in rows]
+        random = np.random.default_rng(self._load.seed)
+        prompts: list[list[int]] = random.integers(
+            self._runner.info.vocab_size, size=(len(rows), len(positions))
+        ).tolist()
+        return prompts
 
     def prefill(self, request_offset: int = 0) -> list[tuple[float, StepResult]]:
         """One prompt after the other."""
@@ -174,6 +144,9 @@ class _Drive:
 
     def decode(self, request_offset: int = 0) -> tuple[float, StepResult]:
         self._replay(list(range(self._load.batch)), [self._position] * self._load.batch)
+        if self._routing is not None and self._routing.token is not None:
+            token = self._routing.token
+            self._tokens = [token(row, self._position) for row in range(self._load.batch)]
         rows = [(row, self._position, [token]) for row, token in enumerate(self._tokens)]
         seconds, result = self._step(rows, request_offset)
         self._tokens = [row.token or 0 for row in result.rows]
@@ -211,7 +184,8 @@ class _Drive:
     def _replay(self, rows: list[int], positions: list[int]) -> None:
         if self._routing is None:
             return
-        ids_TLK = np.stack([self._routing(r, p) for r, p in zip(rows, positions, strict=True)])
+        experts = self._routing.experts
+        ids_TLK = np.stack([experts(r, p) for r, p in zip(rows, positions, strict=True)])
         self._runner.replay_routing(torch.from_numpy(ids_TLK.swapaxes(0, 1).astype(np.int32)))
 
 
@@ -240,9 +214,8 @@ def settings_for(load: Load, device: torch.device, max_batch: int) -> Settings:
     )
 
 
-def measure(runner: StepRunner, loaded: LoadedModel, load: Load) -> Measured:
+def measure(runner: StepRunner, load: Load, routing: Routing | None) -> Measured:
     """A prompt of every row to warm up, again for TTFT, then the steps."""
-    routing = open_routing(load.routing, loaded, load.seed)
     drive = _Drive(runner, load, routing)
     drive.prefill(1000)
     drive.decode(1000)
@@ -263,11 +236,11 @@ def measure(runner: StepRunner, loaded: LoadedModel, load: Load) -> Measured:
 
 def run(
     loaded: LoadedModel, name: str, loads: Sequence[Load], ceilings: Ceilings
-) -> list[EngineReport]:
+) -> Iterator[EngineReport]:
     """Every load on a runner of its own, beside one with all experts resident per batch and
-    routing. Leaves the model's store open. Raises CapacityError, EngineError.
+    routing; each report as soon as it is measured. Leaves the model's store open. Raises
+    CapacityError, EngineError.
     """
-    reports = []
     resident: dict[tuple[int, str, int], Measured] = {}
     for load in loads:
         key = load.batch, load.routing, load.prompt_tokens
@@ -275,15 +248,20 @@ def run(
             everything = msgspec.structs.replace(load, budget="1.0", policy="lru")
             resident[key] = _measure_alone(loaded, everything)
         measured = _measure_alone(loaded, load)
-        reports.append(_report(loaded, name, load, measured, resident[key], ceilings))
-    return reports
+        yield _report(loaded, name, load, measured, resident[key], ceilings)
 
 
 def _measure_alone(loaded: LoadedModel, load: Load) -> Measured:
     settings = settings_for(load, loaded.device, load.batch)
-    runner = StepRunner.of(replace(loaded, store=loaded.store.share()), settings)
+    routing = open_routing(load.routing, loaded, load.seed)
+    parts = None
+    if routing is not None and routing.seen is not None:
+        parts = learned_policy(settings, loaded, routing.seen)
+    runner = StepRunner.of(
+        replace(loaded, store=loaded.store.share()), settings, policy_parts=parts
+    )
     try:
-        return measure(runner, loaded, load)
+        return measure(runner, load, routing)
     finally:
         runner.shutdown()
 

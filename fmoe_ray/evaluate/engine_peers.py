@@ -1,5 +1,6 @@
 """What transformers and accelerate reach on the same sizes, timed in the same run."""
 
+import copy
 import logging
 import statistics
 import time
@@ -51,19 +52,13 @@ def beside(loaded: LoadedModel, reports: Sequence[EngineReport]) -> list[EngineR
 
 def _whole_model(loaded: LoadedModel) -> Any:
     """transformers' own model of the same configuration, weights random, on the device."""
-    config = loaded.model.config
-    own = {name: getattr(config, name) for name in ("_experts_implementation",)}
-    attention = config._attn_implementation
+    config = copy.deepcopy(loaded.model.config)  # a model goes on reading its own
     config._experts_implementation, config._attn_implementation = "grouped_mm", "sdpa"
     if config.model_type == "gpt_oss":
         config._attn_implementation = "eager"  # its attention sinks
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=loaded.dtype)
-        model = model.to_empty(device=loaded.device).eval()
-    finally:
-        config._experts_implementation = own["_experts_implementation"]
-        config._attn_implementation = attention
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=loaded.dtype)
+    model = model.to_empty(device=loaded.device).eval()
     for parameter in model.parameters():
         parameter.data.normal_(0, 0.02)
     for module in model.modules():

@@ -6,6 +6,7 @@ dialogue by dialogue, so that a noisy machine disturbs all alike.
 
 import hashlib
 import json
+import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -54,6 +55,8 @@ class PolicyResult:
     stall_ms: float
     """Per token."""
     tpot_ms: float
+    tpot_median_ms: float
+    """Of single steps: less disturbed where the machine is busy."""
     ttft_ms: float
     """Mean time of a prompt's step."""
     prefill_hit_rate: float
@@ -150,6 +153,7 @@ def _result(policy: str, answers: Sequence[Answer]) -> PolicyResult:
         late_rate=sum(step.late for step in decode) / _num_asked(decode),
         stall_ms=sum(step.stall_seconds for step in decode) / len(decode) * 1e3,
         tpot_ms=sum(step.seconds for step in decode) / len(decode) * 1e3,
+        tpot_median_ms=statistics.median(step.seconds for step in decode) * 1e3,
         ttft_ms=sum(step.seconds for step in prefill) / len(prefill) * 1e3,
         prefill_hit_rate=_hit_rate(prefill),
         prefetched_bytes=sum(step.bytes_prefetched for step in decode) / len(decode),

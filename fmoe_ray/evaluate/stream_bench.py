@@ -6,12 +6,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
 import httpx
 import msgspec
 
+from fmoe_ray.config import ServerSettings
 from fmoe_ray.errors import EngineError
 
 _START_TIMEOUT_S = 60.0
@@ -24,10 +25,11 @@ class StreamReport:
     num_streams: int
     num_tokens: int
     num_chunks: int
-    """Server-sent events: below the tokens where tokens waited for their reader."""
+    """Server-sent events: below the tokens where tokens waited for their reader or each other."""
     seconds: float
-    server_us_per_token: float
-    """Processor time of the server: other processes on this machine do not disturb it."""
+    server_us_per_token: float | None
+    """Processor time of the server: other processes on this machine do not disturb it. None where
+    it is not ours to ask."""
     first_token_ms: float
     """Median over the streams, all of them begun at once."""
 
@@ -36,32 +38,58 @@ class StreamReport:
         return self.num_tokens / self.seconds
 
 
-def bench_stream(*, num_streams: int, tokens_per_stream: int) -> StreamReport:
+def bench_stream(
+    *, num_streams: int, tokens_per_stream: int, settings: ServerSettings
+) -> StreamReport:
     """Runs the server in a process of its own and reads all streams from this one.
 
     Raises EngineError if the server does not start or a stream is incomplete.
     """
-    with _server(num_streams) as (url, processor_time_s):
-        asyncio.run(_read_all(url, 1, 16))  # imports what is imported late
-        before_s = processor_time_s()
-        streams, seconds = asyncio.run(_read_all(url, num_streams, tokens_per_stream))
+    with _server(num_streams, settings) as (url, processor_time_s):
+        before_s = 0.0
+
+        def warmed_up() -> None:
+            nonlocal before_s
+            before_s = processor_time_s()
+
+        report = bench_url(
+            url, num_streams=num_streams, tokens_per_stream=tokens_per_stream, on_begin=warmed_up
+        )
         used_s = processor_time_s() - before_s
+    return replace(report, server_us_per_token=used_s / report.num_tokens * 1e6)
+
+
+def bench_url(
+    url: str,
+    *,
+    num_streams: int,
+    tokens_per_stream: int,
+    on_begin: Callable[[], None] = lambda: None,
+) -> StreamReport:
+    """Reads all streams of a stub's server from this process. Raises EngineError if a stream is
+    incomplete.
+    """
+    asyncio.run(_read_all(url, 1, 16))  # imports what is imported late
+    on_begin()
+    streams, seconds = asyncio.run(_read_all(url, num_streams, tokens_per_stream))
     num_tokens = sum(stream.num_tokens for stream in streams)
     return StreamReport(
         num_streams=num_streams,
         num_tokens=num_tokens,
         num_chunks=sum(stream.num_chunks for stream in streams),
         seconds=seconds,
-        server_us_per_token=used_s / num_tokens * 1e6,
+        server_us_per_token=None,
         first_token_ms=statistics.median(stream.first_token_s for stream in streams) * 1e3,
     )
 
 
 @contextmanager
-def _server(num_streams: int) -> Iterator[tuple[str, Callable[[], float]]]:
+def _server(
+    num_streams: int, settings: ServerSettings
+) -> Iterator[tuple[str, Callable[[], float]]]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, num_streams), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, num_streams, settings), daemon=True)
     process.start()
     try:
         if not ours.poll(_START_TIMEOUT_S):
@@ -72,11 +100,12 @@ def _server(num_streams: int) -> Iterator[tuple[str, Callable[[], float]]]:
         process.join(_START_TIMEOUT_S)
 
 
-def _serve(connection: Connection, num_streams: int) -> None:
+def _serve(connection: Connection, num_streams: int, settings: ServerSettings) -> None:
     from fmoe_ray.api.stub_server import stub_server
     from fmoe_ray.engine.stub_runner import StubRunner
 
-    with stub_server(StubRunner(num_slots=num_streams, max_context=2**20)) as url:
+    runner = StubRunner(num_slots=num_streams, max_context=2**20)
+    with stub_server(runner, settings) as url:
         connection.send(url)
         while connection.recv() == _PROCESSOR_TIME:
             connection.send(time.process_time())

@@ -14,6 +14,7 @@ from fmoe_ray.engine.step_runner import StepRunner
 from fmoe_ray.errors import ConfigError
 from fmoe_ray.evaluate.drive import Drive
 from fmoe_ray.evaluate.simulator import TraceSimulator
+from fmoe_ray.models.loader import LoadedModel
 from fmoe_ray.policy import Geometry, PolicyParts, make_policy
 from fmoe_ray.trace.format import RoutingTrace
 
@@ -96,7 +97,9 @@ def measure_layer(
     return LayerTime(layer_s=statistics.median(seconds) / info.num_layers, info=info)
 
 
-def learned_policy(settings: Settings, info: RunnerInfo, trace: RoutingTrace | None) -> PolicyParts:
+def learned_policy(
+    settings: Settings, info: RunnerInfo | LoadedModel, trace: RoutingTrace | None
+) -> PolicyParts:
     """The settings' policy, its predictor taught by the trace: the very events that the engine
     would have shown it while it served those requests, in half precision.
     """

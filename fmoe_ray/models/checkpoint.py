@@ -62,15 +62,6 @@ class Checkpoint:
     def files(self) -> list[Path]:
         return [self.folder / name for name in sorted({e.file for e in self.tensors.values()})]
 
-    @property
-    def num_bytes(self) -> int:
-        """Of all tensors, as stored."""
-        return sum(entry.end - entry.start for entry in self.tensors.values())
-
-    @property
-    def model_type(self) -> str:
-        return str(self.config["model_type"])
-
     @cached_property
     def fingerprint(self) -> str:
         """32 hex digits over configuration, tensor names, shapes and types, file sizes, and 64

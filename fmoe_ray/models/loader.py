@@ -42,6 +42,10 @@ class LoadedModel:
         return self.gates.top_k
 
     @property
+    def expert_bytes(self) -> int:
+        return self.layout.blob_bytes
+
+    @property
     def vocab_size(self) -> int:
         return int(self.model.get_input_embeddings().weight.shape[0])
 

@@ -118,7 +118,7 @@ def check_machine(settings: Settings) -> Needs:
     device = _intended_device(settings)
     if device.type == "cuda" and settings.offload.link_gbps is not None:
         raise ConfigError(
-            f"offload.link_gbps {settings.offload.link_gbps:g} slows copies of a CPU only; drop it"
+            f"offload.link_gbps {settings.offload.link_gbps:g} slows a CPU's copies only; remove it"
         )
     lacks: list[tuple[type[FmoeError], str]] = []
     folder = _config_folder(path)

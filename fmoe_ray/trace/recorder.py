@@ -34,7 +34,8 @@ class TraceRecorder:
 
     Either every row has an optional part or none has it. Memory grows with what was recorded, so
     recording stops for good, with a logged warning, at the first row that would exceed
-    `max_tokens`. Nothing is on disk before `write`, which is called as often as wanted.
+    `max_bytes`; writing takes as much again for a while. Nothing is on disk before `write`, which
+    is called as often as wanted.
     """
 
     def __init__(
@@ -42,26 +43,23 @@ class TraceRecorder:
         path: str | os.PathLike[str],
         *,
         num_experts: int,
-        max_tokens: int = 1_000_000,
+        max_bytes: int = 2**31,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = path
         self._num_experts = num_experts
-        self._max_tokens = max_tokens
+        self._max_bytes = max_bytes
         self._clock = clock
         self._began_s = clock()
         self._requests: dict[int, _Request] = {}
         self._num_tokens = 0
+        self._num_bytes = 0
         self._is_full = False
         self._optional: frozenset[str] | None = None
 
     @property
     def num_tokens(self) -> int:
         return self._num_tokens
-
-    @property
-    def is_full(self) -> bool:
-        return self._is_full
 
     def record(
         self,
@@ -89,12 +87,6 @@ class TraceRecorder:
         }
         self._check(expert_ids, weights, given)
         num_tokens = len(expert_ids)
-        if self._is_full or self._num_tokens + num_tokens > self._max_tokens:
-            self._stop()
-            return
-        request = self._requests.get(request_id)
-        if request is None:
-            request = self._requests[request_id] = _Request(self._clock() - self._began_s)
         phase = np.full(num_tokens, PREFILL if is_prefill else DECODE, np.uint8)
         id_dtype = np.uint8 if self._num_experts <= 256 else np.uint16
         row = {
@@ -105,10 +97,18 @@ class TraceRecorder:
         for name, part in given.items():
             if part is not None:
                 row[name] = part.astype(np.int32 if name == "token_ids" else np.float16)
+        num_bytes = sum(part.nbytes for part in row.values())
+        if self._is_full or self._num_bytes + num_bytes > self._max_bytes:
+            self._stop()
+            return
+        request = self._requests.get(request_id)
+        if request is None:
+            request = self._requests[request_id] = _Request(self._clock() - self._began_s)
         for name, part in row.items():
             request.parts.setdefault(name, []).append(part)
         request.num_tokens += num_tokens
         self._num_tokens += num_tokens
+        self._num_bytes += num_bytes
 
     def write(self) -> None:
         """Replaces the file by everything recorded so far; writes none where that is nothing.
@@ -150,9 +150,10 @@ class TraceRecorder:
     def _stop(self) -> None:
         if not self._is_full:
             logger.warning(
-                "%s: recording stops at %d tokens, the limit is %d",
+                "%s: recording stops at %d tokens in %d bytes, the limit is %d",
                 self._path,
                 self._num_tokens,
-                self._max_tokens,
+                self._num_bytes,
+                self._max_bytes,
             )
         self._is_full = True

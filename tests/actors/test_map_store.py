@@ -11,6 +11,7 @@ from fmoe_ray.actors.map_store import (
     MAX_SEGMENTS,
     PUBLISH_EVERY_S,
     SAVE_EVERY_S,
+    TAKE_FOR_S,
     ExpertMapStore,
     Segments,
 )
@@ -191,3 +192,16 @@ def test_clients_find_the_map_they_ask_for_by_either_search(stores: Stores) -> N
     for question in ({}, {"probs": maps.probs[0], "embedding": maps.embeddings[0]}):
         with pytest.raises(ValueError, match="give either"):
             store.match(**question)
+
+
+def test_a_slow_store_takes_what_it_has_time_for(stores: Stores) -> None:
+    def tick() -> float:
+        stores.time_s += TAKE_FOR_S
+        return stores.time_s
+
+    store = ExpertMapStore(HEADER, None, put=lambda maps: maps, clock=tick)
+    maps = new_maps(1, 40)
+    taken = store.sync("reader", maps, Version()).num_taken
+    assert 0 < taken < 40
+    assert store.names == set(maps.names[:taken].tolist())
+    assert store.sync("reader", maps[taken:], Version()).num_taken > 0

@@ -1,6 +1,9 @@
 """Policies and predictors written in Python inside the offloader: its threads and the GIL."""
 
+import faulthandler
+import sys
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -77,6 +80,17 @@ class ScriptedPredictor(Predictor):
 
     def is_synchronous(self) -> bool:
         return False
+
+
+@pytest.fixture(autouse=True)
+def end_of_a_deadlock() -> Iterator[None]:
+    """A thread that waits with the GIL stops Python and every time-out written in it; this one
+    needs none: it shows all stacks and ends the process.
+    """
+    assert sys.__stderr__ is not None
+    faulthandler.dump_traceback_later(120, exit=True, file=sys.__stderr__)
+    yield
+    faulthandler.cancel_dump_traceback_later()
 
 
 def make_store() -> HostStore:

@@ -65,7 +65,7 @@ class LocalStore:
         self.time_s += 1
         segments = self.store.sync("test", outgoing, since)
         self.store.check_integrity()
-        return Update(version=segments.version, maps=segments.refs)
+        return Update(version=segments.version, num_taken=segments.num_taken, maps=segments.refs)
 
 
 @pytest.fixture

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from fmoe_ray.config import parse_settings
-from fmoe_ray.engine.messages import Row, Sampling, StepPlan
+from fmoe_ray.engine.messages import Row, RowResult, Sampling, StepPlan
 from fmoe_ray.engine.step_runner import StepRunner
-from fmoe_ray.errors import ConfigError
+from fmoe_ray.errors import ConfigError, StoreError
 from fmoe_ray.evaluate.drive import GREEDY, Drive
 from fmoe_ray.evaluate.families import generate
 from fmoe_ray.evaluate.tiny_models import EXPERTS, LAYERS, TOP_K, VOCAB, save_tiny
 from fmoe_ray.maps.store import MapStore
-from fmoe_ray.policy.table import list_policies
+from fmoe_ray.policy.table import PolicyInfo, list_policies
 from fmoe_ray.trace.format import load_trace
 
 Load = Callable[..., StepRunner]
@@ -248,10 +248,88 @@ def test_a_policy_that_learns_no_maps_refuses_a_file_for_them(load: Load, tmp_pa
         load("mixtral", {"policy": "lru", "store_path": str(tmp_path / "maps")})
 
 
-@pytest.mark.parametrize("policy", [info.name for info in list_policies()])
-def test_every_policy_gives_the_tokens_of_a_run_without_offloading(policy: str, load: Load) -> None:
-    expected = Drive(load("mixtral", {"budget": 1.0}))(PROMPTS, NUM_TOKENS)
-    budget = 1.0 if policy == "no-offload" else 0.25
-    assert Drive(load("mixtral", {"policy": policy, "budget": budget}))(PROMPTS, NUM_TOKENS) == (
-        expected
+ALL_LOGITS = [Sampling(temperature=0.0, num_logprobs=VOCAB)] * len(PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def logits_without_offloading(checkpoint: Callable[[str], Path]) -> list[list[RowResult]]:
+    model = {"path": str(checkpoint("mixtral")), "device": "cpu"}
+    engine = {"max_batch_size": 4, "max_context": 200}
+    offload = {"policy": "no-offload", "budget": 1.0}
+    runner = StepRunner.load(parse_settings({"model": model, "engine": engine, "offload": offload}))
+    drive = Drive(runner)
+    drive(PROMPTS, NUM_TOKENS, ALL_LOGITS)
+    runner.shutdown()
+    return drive.rows
+
+
+@pytest.mark.parametrize("policy", list_policies(), ids=lambda info: info.name)
+def test_every_policy_gives_the_bits_of_a_run_without_offloading(
+    policy: PolicyInfo, load: Load, logits_without_offloading: list[list[RowResult]]
+) -> None:
+    """Over a link that is slow enough for prefetches to be under way while layers compute."""
+    offload: dict[str, object] = {"policy": policy.name, "link_gbps": 0.2}
+    offload["budget"] = 1.0 if policy.name == "no-offload" else 0.25
+    if "prefetch_distance" in policy.parameters:
+        offload["prefetch_distance"] = 1  # the model has three layers
+    drive = Drive(load("mixtral", offload))
+    drive(PROMPTS, NUM_TOKENS, ALL_LOGITS)
+    assert [[_logits(row) for row in rows] for rows in drive.rows] == [
+        [_logits(row) for row in rows] for rows in logits_without_offloading
+    ]
+    num_prefetched = sum(result.stats.bytes_prefetched for result in drive.results)
+    if policy.name in ("no-offload", "fmoe+"):
+        return  # the one loads everything beforehand, the other prefetches only where it pays
+    assert (num_prefetched > 0) == (policy.predictor != "none")
+
+
+def _logits(row: RowResult) -> object:
+    """A log-probability is a function of the whole row of logits."""
+    return row.token, row.logprob, row.top_logprobs
+
+
+def test_replicas_that_share_a_store_file_add_to_it(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Both began with an empty file; neither takes back what the other has learnt."""
+    path = tmp_path / "maps"
+    settings = parse_settings(
+        {
+            "model": {"path": str(checkpoint("mixtral")), "device": "cpu"},
+            "offload": {"policy": "fmoe", "store_path": str(path)},
+            "engine": {"max_batch_size": 1, "max_context": 200},
+        }
     )
+    first, second = StepRunner.load(settings), StepRunner.load(settings)
+    for runner, prompt in ((first, PROMPTS[0]), (second, PROMPTS[2])):
+        Drive(runner)([prompt], NUM_TOKENS)
+    sizes = []
+    for runner in (first, second):
+        runner.shutdown()
+        sizes.append(len(MapStore.load(path)))
+    assert sizes == [NUM_TOKENS, 2 * NUM_TOKENS]
+    StepRunner.load(settings).shutdown()
+    assert len(MapStore.load(path)) == 2 * NUM_TOKENS
+
+
+def test_a_file_that_cannot_be_written_costs_no_other(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.npz"
+    (tmp_path / "folder").write_text("in the way")
+    settings = parse_settings(
+        {
+            "model": {"path": str(checkpoint("mixtral")), "device": "cpu"},
+            "offload": {
+                "policy": "fmoe",
+                "store_path": str(tmp_path / "folder" / "maps"),
+                "record_path": str(trace),
+            },
+            "engine": {"max_batch_size": 1, "max_context": 200},
+        }
+    )
+    runner = StepRunner.load(settings)
+    Drive(runner)([PROMPTS[0]], 2)
+    with pytest.raises(StoreError, match="folder"):
+        runner.shutdown()
+    assert load_trace(trace).num_tokens == len(PROMPTS[0]) + 1

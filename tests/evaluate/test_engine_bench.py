@@ -1,7 +1,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -53,15 +52,6 @@ def test_a_report_holds_its_own_limits(loaded: LoadedModel) -> None:
     assert report.tpot_over_serial == pytest.approx(report.tpot_ms_mean / report.serial_limit_ms)
     assert 0 <= report.hit_rate < 1
     assert report.expert_slots == 30
-
-
-def test_uniform_routing_chooses_distinct_experts_and_repeats_itself(loaded: LoadedModel) -> None:
-    draw = engine_bench.open_routing("uniform", loaded, seed=1)
-    assert draw is not None
-    ids = draw(3, 7)
-    assert ids.shape == (2, 4)
-    assert all(len(set(row)) == 4 and max(row) < 60 for row in ids.tolist())
-    assert np.array_equal(ids, draw(3, 7))
 
 
 def test_an_unknown_shape_names_the_known_ones() -> None:

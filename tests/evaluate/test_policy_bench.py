@@ -66,6 +66,7 @@ def test_policies_that_answer_differently_are_named() -> None:
             late_rate=0.0,
             stall_ms=1.0,
             tpot_ms=2.0,
+            tpot_median_ms=2.0,
             ttft_ms=3.0,
             prefill_hit_rate=0.5,
             prefetched_bytes=0.0,

@@ -1,11 +1,13 @@
 """The streaming benchmark counts what it reads."""
 
+from fmoe_ray.config import ServerSettings
 from fmoe_ray.evaluate.stream_bench import bench_stream
 
 
 def test_all_tokens_of_all_streams_arrive() -> None:
-    report = bench_stream(num_streams=3, tokens_per_stream=50)
+    report = bench_stream(num_streams=3, tokens_per_stream=50, settings=ServerSettings())
     assert report.num_tokens == 150
     assert 3 <= report.num_chunks <= 150
     assert report.tokens_per_s > 100
+    assert report.server_us_per_token is not None
     assert 0 < report.server_us_per_token < 1e5

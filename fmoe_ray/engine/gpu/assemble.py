@@ -129,9 +129,11 @@ def _open_gates(
     if group.size > 1:
         logger.warning("%d shards add up on the host: no CUDA graphs", group.size)
         return None
-    if offloader.wants_speculative:
+    # A policy that can do without it does: it looks one layer ahead, and an expert takes several
+    # layers to load here, while steps launched kernel by kernel take several times as long.
+    if offloader.needs_speculative:
         logger.warning(
-            "policy %s reads the next layer's gate, which a CUDA graph does not show: decode steps "
+            "policy %s needs the next layer's gate, which a CUDA graph does not show: decode steps "
             "are launched kernel by kernel",
             settings.offload.policy,
         )

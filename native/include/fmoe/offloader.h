@@ -89,6 +89,10 @@ public:
     bool wants_speculative() const {
         return predictor_ != nullptr && predictor_->wants_speculative();
     }
+    // True: the predictor says nothing without it.
+    bool needs_speculative() const {
+        return predictor_ != nullptr && predictor_->needs_speculative();
+    }
 
     // What the predictor learns into, or null. Only before the first iteration and after close():
     // in between it is the matcher's, and others borrow it.

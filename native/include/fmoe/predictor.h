@@ -100,6 +100,10 @@ public:
     virtual MapStore* store() { return nullptr; }
     // True: it reads GateObservation::speculative, which is computed for it alone.
     virtual bool wants_speculative() const { return false; }
+
+    // True: without the speculative gate it predicts nothing. A step that is captured as one CUDA
+    // graph shows none.
+    virtual bool needs_speculative() const { return wants_speculative(); }
     // A predictor that has learnt the same and goes its own way from here, so that what one was
     // taught can be tried in many settings; null unless can_clone().
     virtual std::unique_ptr<Predictor> clone() const { return nullptr; }

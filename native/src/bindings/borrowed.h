@@ -59,6 +59,7 @@ public:
     bool is_synchronous() const override { return predictor_.is_synchronous(); }
     MapStore* store() override { return predictor_.store(); }
     bool wants_speculative() const override { return predictor_.wants_speculative(); }
+    bool needs_speculative() const override { return predictor_.needs_speculative(); }
     std::unique_ptr<Predictor> clone() const override { return predictor_.clone(); }
     bool can_clone() const override { return predictor_.can_clone(); }
 

@@ -193,6 +193,8 @@ void bind_offloader(nb::module_& m) {
         .def_prop_ro("wants_gates", [](PyOffloader& self) { return self->wants_gates(); })
         .def_prop_ro("wants_speculative",
                      [](PyOffloader& self) { return self->wants_speculative(); })
+        .def_prop_ro("needs_speculative",
+                     [](PyOffloader& self) { return self->needs_speculative(); })
         .def("begin_iteration", &begin_iteration, "requests"_a.noconvert(), "phases"_a.noconvert(),
              "token_ids"_a.noconvert(), "embeddings"_a.noconvert().none())
         .def("request", &request, "layer"_a, "chosen"_a.noconvert(), "row_of_token"_a.noconvert())

@@ -23,19 +23,20 @@ NextUseEstimate::NextUseEstimate(const Geometry& geometry)
       later_(p_.size(), 0.0F),
       frequency_(p_),
       long_frequency_(p_),
+      undiscounted_(p_.size(), 0.0F),
       values_(p_.size(), 0.0F) {
     set_horizon(1.0);
-    update_all();
 }
 
 void NextUseEstimate::set_horizon(double iterations) {
     for (int d = 0; d <= geometry_.num_layers; ++d)
         discounts_[d] = static_cast<float>(std::exp(-d / (iterations * geometry_.num_layers)));
+    for (int layer = 0; layer < geometry_.num_layers; ++layer) weigh(layer);
 }
 
 void NextUseEstimate::enter_layer(int layer) {
     layer_ = layer;
-    update_all();
+    for (int any = 0; any < geometry_.num_layers; ++any) discount(any);
 }
 
 void NextUseEstimate::layer_used(int layer, std::span<const int> needed, bool counts) {
@@ -56,7 +57,7 @@ void NextUseEstimate::layer_used(int layer, std::span<const int> needed, bool co
         p_[expert] = frequency_[expert];
         later_[expert] = geometric(frequency_[expert], whole) / whole;
     }
-    update(layer);
+    weigh(layer);
 }
 
 void NextUseEstimate::predicted(const Prediction& prediction) {
@@ -83,24 +84,27 @@ void NextUseEstimate::predicted(const Prediction& prediction) {
             p_[expert] = 1 - none;
             if (!prediction.later.empty()) later_[expert] = 1 - none_later;
         }
-        update(layer);
+        weigh(layer);
     }
 }
 
-void NextUseEstimate::update_all() {
-    for (int layer = 0; layer < geometry_.num_layers; ++layer) update(layer);
-}
-
-void NextUseEstimate::update(int layer) {
-    const float discount = discounts_[distance(layer)];
+void NextUseEstimate::weigh(int layer) {
     const float whole = discounts_.back();
     const int begin = geometry_.index(layer, 0);
     for (int expert = begin; expert < begin + geometry_.num_experts; ++expert) {
         const float f = 0.5F * (frequency_[expert] + long_frequency_[expert]);
         const float rest =
             (1 - kTrustInLater) * geometric(f, whole) + kTrustInLater * whole * later_[expert];
-        values_[expert] = discount * (p_[expert] + (1 - p_[expert]) * rest);
+        undiscounted_[expert] = p_[expert] + (1 - p_[expert]) * rest;
     }
+    discount(layer);
+}
+
+void NextUseEstimate::discount(int layer) {
+    const float factor = discounts_[distance(layer)];
+    const int begin = geometry_.index(layer, 0);
+    for (int expert = begin; expert < begin + geometry_.num_experts; ++expert)
+        values_[expert] = factor * undiscounted_[expert];
 }
 
 }  // namespace fmoe

@@ -9,11 +9,11 @@ namespace {
 
 constexpr Windows kWindows[] = {
     {},
-    {6, 1, 6, 6, 4, 2, 64},
-    {4, 0, 4, 4, 4, 1, 64},
-    {3, 0, 2, 4, 4, 0, 64},
-    {2, 0, 1, 3, 2, 0, 64},
-    {1, 0, 0, 2, 1, 0, 32},
+    {6, 1, 6, 6, 4, 2, 32},
+    {4, 0, 4, 4, 4, 1, 32},
+    {3, 0, 2, 4, 4, 0, 32},
+    {2, 0, 1, 3, 2, 0, 32},
+    {1, 0, 0, 2, 1, 0, 16},
 };
 
 void add_gates(ModelPlan& plan, const Geometry& geometry, int age, int first, int last) {

@@ -21,7 +21,7 @@ class NextUseEstimate {
 public:
     explicit NextUseEstimate(const Geometry& geometry);
 
-    // tau, in iterations: how far the future counts. Takes effect with every later update.
+    // tau, in iterations: how far the future counts.
     void set_horizon(double iterations);
     // The layer in progress, -1 before the first, moves on.
     void enter_layer(int layer);
@@ -45,8 +45,8 @@ public:
     }
 
 private:
-    void update(int layer);
-    void update_all();
+    void weigh(int layer);
+    void discount(int layer);
 
     Geometry geometry_;
     int layer_ = -1;
@@ -55,6 +55,7 @@ private:
     std::vector<float> later_;           // [L * J], 1 for a use one iteration after the next
     std::vector<float> frequency_;       // decayed, 0.85
     std::vector<float> long_frequency_;  // 0.98
+    std::vector<float> undiscounted_;    // p + (1 - p) rest
     std::vector<float> values_;
 };
 

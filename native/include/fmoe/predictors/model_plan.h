@@ -47,7 +47,7 @@ struct Windows {
     int ahead = 6;
     int start_group = 4;  // layers of one start model
     int start_around = 4;
-    int num_hidden = 64;
+    int num_hidden = 32;
 
     // The widest of a fixed list whose models stay within `bytes`; the narrowest if none does.
     static Windows within(const Geometry& geometry, std::size_t bytes);

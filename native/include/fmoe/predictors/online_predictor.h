@@ -41,6 +41,7 @@ public:
     void request_ended(std::uint64_t request) override;
     MapStore* store() override { return &maps_.store(); }
     bool wants_speculative() const override { return true; }
+    bool needs_speculative() const override { return false; }
     std::unique_ptr<Predictor> clone() const override {
         return std::make_unique<OnlinePredictor>(*this);
     }
