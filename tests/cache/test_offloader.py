@@ -308,3 +308,15 @@ def test_every_listed_policy_can_be_made(store: HostStore) -> None:
     assert {"lru", "lfu", "ema", "no-offload"} <= POLICIES
     for policy in POLICIES:
         Offloader(store, GEOMETRY, SIZE, policy, embedding_size=EMBEDDING_SIZE).close()
+
+
+@pytest.mark.parametrize(
+    ("policy", "wants", "needs"),
+    [("lru", False, False), ("fmoe", False, False), ("fmoe+", True, False)]
+    + [("speculate", True, True), ("mixtral-offloading", True, True)],
+)
+def test_only_a_policy_made_of_the_speculative_gate_needs_it(
+    policy: str, wants: bool, needs: bool, store: HostStore
+) -> None:
+    with Offloader(store, GEOMETRY, 4, policy, embedding_size=EMBEDDING_SIZE) as offloader:
+        assert (offloader.wants_speculative, offloader.needs_speculative) == (wants, needs)

@@ -19,8 +19,10 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
 ]
-SECONDS = 6.0
+SECONDS = 3.0
 STUCK_S = 60.0
+LEAK_BYTES = 96 << 20
+"""cuBLAS keeps a workspace for each stream that it was used on."""
 LOADS = [("fmoe+", 0.5), ("fmoe+", 0.25), ("fmoe", 0.5), ("lru", 2)]
 
 
@@ -78,15 +80,14 @@ async def mixed_load(settings: Settings, seconds: float, seed: int) -> int:
 
 
 @pytest.mark.parametrize(("policy", "budget"), LOADS)
-def test_joins_and_cancels_leave_no_request_no_slot_and_no_device_memory(
-    policy: str, budget: float | int
-) -> None:
-    async def run() -> None:
-        assert await mixed_load(settings_of(policy, budget), SECONDS, seed=0) > 0
-        torch.cuda.empty_cache()
-        before = torch.cuda.mem_get_info()[0]
-        await mixed_load(settings_of(policy, budget), SECONDS, seed=1)
-        torch.cuda.empty_cache()
-        assert before - torch.cuda.mem_get_info()[0] < 64 << 20
+def test_joins_and_cancels_leave_no_request_and_no_slot(policy: str, budget: float | int) -> None:
+    assert asyncio.run(mixed_load(settings_of(policy, budget), SECONDS, seed=0)) > 0
 
-    asyncio.run(run())
+
+def test_a_closed_engine_leaves_no_device_memory() -> None:
+    free = []
+    for _ in range(3):  # the first also loads libraries and kernels
+        asyncio.run(mixed_load(settings_of("fmoe+", 0.5), SECONDS, seed=0))
+        torch.cuda.empty_cache()
+        free.append(torch.cuda.mem_get_info()[0])
+    assert free[1] - free[2] < LEAK_BYTES, free

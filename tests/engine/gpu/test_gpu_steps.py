@@ -91,3 +91,14 @@ def test_a_synchronous_and_a_speculative_policy_change_no_bit(
     expected = bits(serve(folder, 3, budget=1.0))
     for policy in ("deepspeed", "mixtral-offloading", "speculate", "moe-infinity"):
         assert bits(serve(folder, 3, budget=0.5, policy=policy)) == expected, policy
+
+
+@pytest.mark.parametrize(("policy", "is_captured"), [("fmoe+", True), ("speculate", False)])
+def test_only_what_cannot_do_without_the_next_gate_gives_up_the_cuda_graph(
+    policy: str,
+    is_captured: bool,
+    checkpoint: Callable[[str], Path],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    serve(checkpoint("mixtral"), 1, budget=0.5, policy=policy)
+    assert ("kernel by kernel" not in caplog.text) == is_captured
