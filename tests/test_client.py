@@ -108,6 +108,9 @@ def test_an_error_event_in_a_stream_raises() -> None:
         assert "bc".startswith(text)
 
 
+_LENGTH = b"content-length:"
+
+
 @contextmanager
 def server_that_says(answer: bytes) -> Iterator[str]:
     """Sends `answer` to one connection and hangs up."""
@@ -116,7 +119,10 @@ def server_that_says(answer: bytes) -> Iterator[str]:
         def serve() -> None:
             connection, _ = listener.accept()
             with connection:
-                connection.recv(65536)
+                with connection.makefile("rb") as request:  # all of it: closing on a rest resets
+                    head = iter(request.readline, b"\r\n")
+                    lengths = [int(line[15:]) for line in head if line.lower()[:15] == _LENGTH]
+                    request.read(sum(lengths))
                 connection.sendall(answer)
 
         thread = threading.Thread(target=serve)
