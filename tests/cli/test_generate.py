@@ -26,8 +26,8 @@ def answer(*arguments: str) -> dict[str, Any]:
 
 
 def test_the_budget_changes_the_cost_and_never_the_answer() -> None:
-    small = answer("--expert-budget", "0.25", "--max-tokens", "8")
-    everything = answer("--expert-budget", "1.0", "--max-tokens", "8")
+    small = answer("--policy", "lru", "--expert-budget", "0.25", "--max-tokens", "8")
+    everything = answer("--policy", "lru", "--expert-budget", "1.0", "--max-tokens", "8")
     assert small["token_ids"] == everything["token_ids"]
     assert small["text"] == everything["text"] != ""
     assert small["stats"]["misses"] > everything["stats"]["misses"]
