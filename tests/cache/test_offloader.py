@@ -312,8 +312,13 @@ def test_every_listed_policy_can_be_made(store: HostStore) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "wants", "needs"),
-    [("lru", False, False), ("fmoe", False, False), ("fmoe+", True, False)]
-    + [("speculate", True, True), ("mixtral-offloading", True, True)],
+    [
+        ("lru", False, False),
+        ("fmoe", False, False),
+        ("fmoe+", True, False),
+        ("speculate", True, True),
+        ("mixtral-offloading", True, True),
+    ],
 )
 def test_only_a_policy_made_of_the_speculative_gate_needs_it(
     policy: str, wants: bool, needs: bool, store: HostStore
