@@ -13,10 +13,8 @@ from fmoe_ray.actors.router import router_options
 from fmoe_ray.config import Settings
 from fmoe_ray.engine.backend import Backend, ModelBackend
 
-AppArgs = Settings
 
-
-def build_app(args: AppArgs) -> serve.Application:
+def build_app(args: Settings) -> serve.Application:
     """Raises what `actors.cluster.check_cluster` raises: Serve shows it as the status."""
     return build_with(args, ModelBackend())
 

@@ -5,7 +5,6 @@ import time
 from typing import Any
 
 import ray
-from ray._raylet import GcsClient
 from ray.core.generated import autoscaler_pb2
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
@@ -46,7 +45,5 @@ def _is_in_reach(group: PlacementGroup) -> bool:
 
 
 def _state() -> Any:
-    client = GcsClient(address=ray.get_runtime_context().gcs_address)
-    return autoscaler_pb2.GetClusterStatusReply.FromString(
-        client.get_cluster_status()
-    ).autoscaling_state
+    status = ray._private.worker.global_worker.gcs_client.get_cluster_status()
+    return autoscaler_pb2.GetClusterStatusReply.FromString(status).autoscaling_state

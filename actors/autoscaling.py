@@ -44,7 +44,11 @@ class TokenLoadPolicy:
         self._tolerated_stall = tolerated_stall
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """Called by Serve with an AutoscalingContext."""
+        """Called by Serve with an AutoscalingContext.
+
+        Requests of which no replica has told anything within `look_back_period_s` are no reason to
+        change: the number wanted before stands.
+        """
         metrics = context.aggregated_metrics or {}
         tokens, stalls = (metrics.get(name, {}) for name in (TOKENS_IN_FLIGHT, STALL_SHARE))
         loads = [
@@ -54,6 +58,8 @@ class TokenLoadPolicy:
         ]
         queued = context.total_queued_requests or 0.0
         running = max(0.0, context.total_num_requests - queued)
+        if running > 0 and not loads:
+            return context.target_num_replicas, {}
         return self.wanted_replicas(loads, num_running=running, num_queued=queued), {}
 
     def wanted_replicas(

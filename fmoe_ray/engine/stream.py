@@ -52,8 +52,7 @@ class EventStream:
                 return self._take(index)
             self._has_news.clear()
             with suppress(TimeoutError):
-                # uvloop, which Serve runs on, refuses an infinite time.
-                async with asyncio.timeout_at(None if due_s == math.inf else due_s):
+                async with asyncio.timeout_at(due_s):
                     await self._has_news.wait()
         raise StopAsyncIteration
 

@@ -72,10 +72,21 @@ def test_what_replicas_record_reaches_the_decision() -> None:
         },
         total_num_requests=3.0,
         total_queued_requests=0.0,
+        target_num_replicas=2,
     )
     assert POLICY(context) == (3, {})
-    context.aggregated_metrics = None
-    assert POLICY(context) == (1, {})
+
+
+def test_silence_is_no_reason_to_change() -> None:
+    context: Any = SimpleNamespace(
+        aggregated_metrics={},
+        total_num_requests=3.0,
+        total_queued_requests=0.0,
+        target_num_replicas=2,
+    )
+    assert POLICY(context) == (2, {})
+    context.total_num_requests = 0.0
+    assert POLICY(context) == (0, {})
 
 
 def test_impossible_settings_are_refused() -> None:

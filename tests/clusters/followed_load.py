@@ -61,8 +61,9 @@ def follow_the_load() -> None:
                     "min_replicas": 1,
                     "max_replicas": 3,
                     "upscale_delay_s": 2,
-                    "downscale_delay_s": 5,
-                    "look_back_period_s": 4,
+                    "downscale_delay_s": 10,
+                    "look_back_period_s": 15,
+                    "metrics_interval_s": 2,
                     "policy": {
                         "policy_function": "fmoe_ray.actors.autoscaling:TokenLoadPolicy",
                         "policy_kwargs": {"target_tokens": 200},
@@ -73,9 +74,9 @@ def follow_the_load() -> None:
             serve.run(application, name="gpu", route_prefix="/")
             assert (num_gpu_nodes(), num_running()) == (1, 1)
             with load(f"http://127.0.0.1:{port}"):
-                within(120, lambda: num_running() == 3)
+                within(180, lambda: num_running() == 3)
                 assert num_gpu_nodes() == 3
-            within(120, lambda: num_running() == 1 and num_gpu_nodes() == 1)
+            within(180, lambda: num_running() == 1 and num_gpu_nodes() == 1)
             serve.shutdown()
         finally:
             ray.shutdown()
@@ -106,5 +107,6 @@ class load:
             "ignore_eos": True,
             "seed": 1,
         }
-        while not self._is_over.is_set():
-            httpx.post(f"{self._url}/v1/completions", json=body, timeout=60)
+        with httpx.Client(base_url=self._url, timeout=60) as client:
+            while not self._is_over.is_set():
+                client.post("/v1/completions", json=body)
