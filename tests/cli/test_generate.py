@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 TINY = str(ROOT / "configs" / "tiny.yaml")
@@ -26,13 +27,25 @@ def answer(*arguments: str) -> dict[str, Any]:
 
 
 def test_the_budget_changes_the_cost_and_never_the_answer() -> None:
-    small = answer("--policy", "lru", "--expert-budget", "0.25", "--max-tokens", "8")
-    everything = answer("--policy", "lru", "--expert-budget", "1.0", "--max-tokens", "8")
+    lru = ("--policy", "lru", "--max-tokens", "8")  # on demand: its misses are a matter of slots
+    small = answer("--expert-budget", "0.25", *lru)
+    everything = answer("--expert-budget", "1.0", *lru)
     assert small["token_ids"] == everything["token_ids"]
     assert small["text"] == everything["text"] != ""
     assert small["stats"]["misses"] > everything["stats"]["misses"]
     assert {"hits", "late", "bytes", "stall_ms", "ttft_ms", "tpot_ms"} <= set(small["stats"])
     assert len(small["token_ids"]) == small["stats"]["completion_tokens"] <= 8
+
+
+def test_another_policy_drops_what_the_files_policy_alone_uses(tmp_path: Path) -> None:
+    document = yaml.safe_load(Path(TINY).read_text())
+    document["applications"][0]["args"]["offload"].update(policy="fmoe", store_capacity=50)
+    config = tmp_path / "fmoe.yaml"
+    config.write_text(yaml.safe_dump(document))
+    arguments = ("--config", str(config), "--prompt", "Hello", "--max-tokens", "1")
+    done = run(*arguments, "--policy", "lru")
+    assert done.returncode == 0, done.stderr
+    assert "policy lru does not use store_capacity" in done.stderr
 
 
 def test_the_text_is_streamed_and_the_statistics_go_to_the_other_stream() -> None:
