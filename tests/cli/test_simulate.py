@@ -93,8 +93,7 @@ def test_a_plot_is_written_for_each_budget(tmp_path: Path) -> None:
 def test_a_plot_without_matplotlib_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.delitem(__import__("sys").modules, "fmoe_ray.evaluate.plots", raising=False)
+    monkeypatch.setattr("fmoe_ray.evaluate.plots.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'fmoe-ray\[bench\]'"):
         output(TRACE, "--policy", "lru", *CELL, "--plot", str(tmp_path))
 
