@@ -1,4 +1,4 @@
-"""`fmoe store` and `fmoe bench matcher` from the command line."""
+"""`fmoe store`, `fmoe bench matcher` and `fmoe bench store` from the command line."""
 
 import json
 from pathlib import Path
@@ -60,6 +60,14 @@ def test_prune_keeps_so_many_maps(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     pruned = MapStore.load(tmp_path / "a")
     assert (len(pruned), pruned.capacity) == (4, 4)
+
+
+def test_bench_store_reports_each_model_and_the_machine() -> None:
+    arguments = ["bench", "store", "--json", "--capacity", "70", "--batch", "3", "--rounds", "1"]
+    report = json.loads(run.invoke(app, arguments).output)
+    assert [t["case"]["model"] for t in report["timings"]] == ["Mixtral-8x7B", "Qwen3-30B-A3B"]
+    assert all(t["case"]["capacity"] == 70 and t["case"]["batch"] == 3 for t in report["timings"])
+    assert report["machine"]["gflops"] > 0
 
 
 def test_bench_matcher_reports_the_search_and_the_memory() -> None:

@@ -27,8 +27,8 @@ def rdy(semantic: Array, whole_map: Array, *, distance: int, num_layers: int) ->
 
 
 class OneByOne:
-    """A store of C maps [L, J] and embeddings [h], filled one by one; a full one replaces the map of
-    the largest RDY, the first of those less than 1e-9 below it.
+    """A store of C maps [L, J] and embeddings [h], filled one by one; a full one replaces the map
+    of the largest RDY, the first of those less than 1e-9 below it.
     """
 
     def __init__(self, *, capacity: int, distance: int) -> None:
