@@ -2,12 +2,14 @@
 
 #include <unistd.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <string>
 
 #include "check.h"
 #include "fmoe/errors.h"
+#include "fmoe/huge_vector.h"
 
 using namespace fmoe;
 namespace fs = std::filesystem;
@@ -45,6 +47,20 @@ void what_does_not_fit_is_refused_with_both_numbers() {
     CHECK(message == "store needs 11 bytes, 10 are available; buy more");
 }
 
+void large_vectors_begin_on_a_huge_page_and_keep_their_content() {
+    constexpr std::size_t kPage = HugePageAllocator<int>::kPageBytes;
+    const auto address = [](const HugeVector<int>& vector) {
+        return reinterpret_cast<std::uintptr_t>(vector.data());
+    };
+    HugeVector<int> vector(10, 7);
+    CHECK(address(vector) % 64 == 0);
+    vector.resize(kPage / sizeof(int) + 1, 8);
+    CHECK(address(vector) % kPage == 0);
+    CHECK(vector.front() == 7 && vector.back() == 8);
+    const HugeVector<int> copy = vector;
+    CHECK(address(copy) % kPage == 0 && copy == vector);
+}
+
 }  // namespace
 
 int main() {
@@ -53,5 +69,6 @@ int main() {
     the_tightest_limit_above_a_process_counts(root);
     fs::remove_all(root);
     what_does_not_fit_is_refused_with_both_numbers();
+    large_vectors_begin_on_a_huge_page_and_keep_their_content();
     CHECK(available_memory_bytes() > 0);
 }
