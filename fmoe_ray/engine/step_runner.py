@@ -14,6 +14,7 @@ import torch
 from fmoe_ray.cache import CacheCounters, HostStore, IterationStats, Offloader
 from fmoe_ray.config import Settings
 from fmoe_ray.engine.gpu.assemble import GpuParts, assemble_gpu, free_bytes, prepare_process
+from fmoe_ray.engine.gpu.link import log_link
 from fmoe_ray.engine.host_memory import free_host_bytes
 from fmoe_ray.engine.learned_maps import LearnedMaps
 from fmoe_ray.engine.messages import (
@@ -170,6 +171,7 @@ class StepRunner:
         bind_experts(loaded.experts.values(), NoExperts())
         model.warm_up()
         if is_cuda:
+            log_link(device)
             free = free_bytes(loaded, settings.engine.max_prefill_tokens)
         else:
             free = free_host_bytes(model.kv_bytes, group.size)
