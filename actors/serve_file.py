@@ -15,7 +15,7 @@ from ray.serve.schema import ServeDeploySchema
 from fmoe_ray.actors.replica import ReplicaDeployment
 from fmoe_ray.config import Settings, describe
 from fmoe_ray.errors import ConfigError
-from fmoe_ray.policy import check_policy
+from fmoe_ray.policy import check_settings
 
 _PLACED_BY_BUILDER = ("placement_group_bundles", "placement_group_strategy", "ray_actor_options")
 
@@ -90,7 +90,7 @@ def _argument_mistakes(builder: Any, args: dict[str, Any]) -> Iterator[str]:
     try:
         settings = parameters[0].annotation.model_validate(args)
         if isinstance(settings, Settings):
-            check_policy(settings.offload)
+            check_settings(settings)
     except ValidationError as error:
         yield f"args: {describe(error)}"
     except ConfigError as error:

@@ -53,6 +53,12 @@ def deployment(document: dict[str, Any]) -> dict[str, Any]:
             lambda d: application(d)["args"]["offload"].update(policy="lru", store_capacity=9),
             "offload.store_capacity has no effect on policy lru",
         ),
+        (
+            lambda d: application(d)["args"].update(
+                offload={"policy": "lru"}, routing={"by_experts": True}
+            ),
+            "policy lru learns no expert maps",
+        ),
         (lambda d: d.pop("applications"), "applications"),
     ],
 )
