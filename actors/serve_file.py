@@ -28,6 +28,8 @@ def find_serve_mistakes(document: object) -> list[str]:
         ServeDeploySchema.model_validate(document)
     except ValidationError as error:
         return [describe(error)]
+    except (AttributeError, TypeError) as error:  # its validators meet a part of the wrong type
+        return [f"Serve refuses it: {error}"]
     mistakes = [f"{key}: Serve does not know this key" for key in _unknown_keys(document)]
     for index, application in enumerate(document["applications"]):
         where = f"applications.{index}"
@@ -114,6 +116,9 @@ def _deployment_mistakes(deployment: dict[str, Any]) -> Iterator[str]:
 
 def _scaling_mistakes(scaling: dict[str, Any]) -> Iterator[str]:
     policy = scaling.get("policy") or {}
+    if not isinstance(policy, dict):
+        yield f"policy: must be a mapping, got {policy!r}"
+        return
     path = str(policy.get("policy_function", ""))
     if not path:
         return

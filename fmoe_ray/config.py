@@ -118,6 +118,8 @@ def _size(value: object) -> object:
 
 SizeField = Annotated[int, BeforeValidator(_size), Field(gt=0)]
 
+Text = Annotated[str, Field(min_length=1)]
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(
@@ -126,9 +128,9 @@ class _Section(BaseModel):
 
 
 class ModelSettings(_Section):
-    path: str = "tiny"
+    path: Text = "tiny"
     """A checkpoint folder, a hub name, or `tiny`: the demonstration model inside the package."""
-    served_name: str | None = None
+    served_name: Text | None = None
     """The name in `/v1/models` and in requests; the last part of `path` if not given."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes a GPU where there is one."""
@@ -137,7 +139,8 @@ class ModelSettings(_Section):
 
     @property
     def name(self) -> str:
-        return self.served_name or Path(self.path).name
+        name = self.served_name or Path(self.path).name
+        return name if name not in ("", "..") else Path(self.path).resolve().name or self.path
 
 
 class OffloadSettings(_Section):
@@ -149,10 +152,11 @@ class OffloadSettings(_Section):
     eviction: Literal["policy", "lru", "lfu", "ema", "fmoe"] = "policy"
     """Overrides the policy's own choice of victims."""
     prefetch_distance: Annotated[int, Field(ge=1)] = 3
-    """d: how many layers ahead of its use an expert is prefetched."""
+    """d: how many layers ahead of its use an expert is prefetched. `fmoe+` weighs all distances at
+    once: there it only has to agree with the file in `store_path`."""
     store_capacity: Annotated[int, Field(ge=1)] = 1000
     """C: expert maps kept by the store."""
-    store_path: str | None = None
+    store_path: Text | None = None
     """Where learned maps are saved and loaded from; none keeps them in memory only. Where maps are
     shared the store's actor reads and writes it, on the head node while that lives."""
     share_maps: bool = True
@@ -166,7 +170,7 @@ class OffloadSettings(_Section):
     """Prefetches handed to the link at once."""
     link_gbps: Annotated[float, Field(gt=0)] | None = None
     """CPU device only: throttles copies to this rate (GB/s), to study a slower link."""
-    record_path: str | None = None
+    record_path: Text | None = None
     """Writes a routing trace of everything served to this file, when the shards leave. In a cluster
     each replica has a file of its own: its identity stands before the suffix."""
     transfer_timeout_s: Annotated[float, Field(gt=0)] = 60.0
@@ -260,17 +264,31 @@ def parse_settings(args: dict[str, Any]) -> Settings:
         raise ConfigError(describe(error)) from error
 
 
+def read_yaml(path: str | os.PathLike[str]) -> Any:
+    """Raises ConfigError naming the file if it cannot be read or is not YAML."""
+    try:
+        return parse_yaml(Path(path).read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def parse_yaml(text: str | bytes) -> Any:
+    """Bytes are UTF-8. Raises ConfigError for anything but YAML."""
+    try:
+        return yaml.safe_load(text if isinstance(text, str) else text.decode("utf-8"))
+    # A value that does not fit its tag, such as 2001-99-99, raises whatever Python's own type does.
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"not YAML: {error}") from error
+
+
 def load_settings(path: str | os.PathLike[str]) -> Settings:
     """Reads `applications[0].args` of a Serve configuration file.
 
     Raises ConfigError if the file is missing, is not YAML, or holds wrong settings.
     """
-    try:
-        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not YAML: {error}") from error
+    document = read_yaml(path)
     applications = document.get("applications") if isinstance(document, dict) else None
     if (
         not isinstance(applications, list)

@@ -5,6 +5,7 @@ Reads configuration and safetensors headers only. Knows neither the architecture
 
 import hashlib
 import json
+import operator
 import os
 import re
 import struct
@@ -153,7 +154,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Raises CheckpointError if it is not a readable JSON object."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not readable as JSON ({error}); download again") from error
     if not isinstance(document, dict):
         raise CheckpointError(f"{path}: holds no JSON object; download again")
@@ -190,7 +191,9 @@ def _weight_map(index: Path) -> dict[str, str]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: no weight_map; download again")
-    unsafe = [file for file in weight_map.values() if Path(file).name != file]
+    unsafe = [
+        file for file in weight_map.values() if not isinstance(file, str) or Path(file).name != file
+    ]
     if unsafe:
         raise CheckpointError(f"{index}: names a file outside the folder, {unsafe[0]!r}")
     return weight_map
@@ -211,32 +214,39 @@ def _check_index(folder: Path, tensors: dict[str, TensorEntry]) -> None:
 def _read_header(path: Path) -> Iterator[tuple[str, TensorEntry]]:
     if not path.is_file():
         raise CheckpointError(f"{path}: this shard of the index is missing; download it")
-    size = path.stat().st_size
-    with path.open("rb") as stream:
-        prefix = stream.read(8)
-        header_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-        if not 2 <= header_bytes <= min(_MAX_HEADER_BYTES, size - 8):
-            raise CheckpointError(
-                f"{path}: damaged safetensors header ({header_bytes} bytes announced in a file "
-                f"of {size}); download again"
-            )
-        try:
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            prefix = stream.read(8)
+            header_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+            if not 2 <= header_bytes <= min(_MAX_HEADER_BYTES, size - 8):
+                raise CheckpointError(
+                    f"{path}: damaged safetensors header ({header_bytes} bytes announced in a file "
+                    f"of {size}); download again"
+                )
             header = json.loads(stream.read(header_bytes))
-        except ValueError as error:
-            raise CheckpointError(f"{path}: damaged safetensors header: {error}") from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: damaged safetensors header: {error}") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{path}: damaged safetensors header: no object; download again")
     header.pop("__metadata__", None)
     base = 8 + header_bytes
     end = base
     for name, fields in header.items():
         try:
+            start, stop = fields["data_offsets"]
             entry = TensorEntry(
                 file=path.name,
                 dtype=fields["dtype"],
-                shape=tuple(fields["shape"]),
-                start=base + fields["data_offsets"][0],
-                end=base + fields["data_offsets"][1],
+                shape=tuple(map(operator.index, fields["shape"])),
+                start=base + operator.index(start),
+                end=base + operator.index(stop),
             )
-        except (KeyError, TypeError, IndexError) as error:
+            if not isinstance(entry.dtype, str) or not base <= entry.start <= entry.end:
+                raise ValueError(f"{entry.dtype!r} at {start} to {stop}")
+        except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{path}: damaged safetensors header at {name}") from error
         end = max(end, entry.end)
         yield name, entry
@@ -247,10 +257,11 @@ def _read_header(path: Path) -> Iterator[tuple[str, TensorEntry]]:
 def _refuse_quantised(
     folder: Path, config: dict[str, Any], tensors: dict[str, TensorEntry]
 ) -> None:
-    for section in (config, config.get("text_config") or {}):
-        quantization = section.get("quantization_config")
+    for section in (config, config.get("text_config")):
+        quantization = section.get("quantization_config") if isinstance(section, dict) else None
         if quantization:
-            method = str(quantization.get("quant_method", "unknown")).upper()
+            known = quantization if isinstance(quantization, dict) else {}
+            method = str(known.get("quant_method", "unknown")).upper()
             raise UnsupportedModelError(
                 f"{folder}: weights quantised with {method}, which is not supported; use a "
                 "bfloat16, float16 or float32 version of the model (save it dequantised)"

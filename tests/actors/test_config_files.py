@@ -1,6 +1,7 @@
 """`fmoe validate` finds what Serve would ignore or refuse only when deployed."""
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,42 @@ def assert_mistake(name: str, change: Change, words: str, tmp_path: Path) -> Non
     mistakes = find_mistakes(path)
     assert len(mistakes) == 1
     assert words in mistakes[0]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Of every part of a document down to the third level."""
+    keys = (
+        value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    )
+    for key in keys if len(path) < 3 else ():
+        yield (*path, key)
+        yield from places(value[key], (*path, key))
+
+
+@pytest.mark.parametrize("name", ["tiny.yaml", "cluster/gcp.yaml", "cluster/rayservice.yaml"])
+@pytest.mark.parametrize("value", [None, "x", [1]], ids=repr)
+def test_a_part_of_the_wrong_type_is_never_a_traceback(
+    name: str, value: object, tmp_path: Path
+) -> None:
+    document = yaml.safe_load((ROOT / name).read_text())
+    path = tmp_path / "wrong.yaml"
+    mistakes = 0
+    for *parents, key in list(places(document)):
+        changed = copy.deepcopy(document)
+        part = changed
+        for parent in parents:
+            part = part[parent]
+        part[key] = value
+        path.write_text(yaml.safe_dump(changed))
+        mistakes += bool(find_mistakes(path))
+    assert mistakes > 3
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"a: [", b"when: 2001-99-99", b"[" * 1000])
+def test_what_is_not_yaml_is_said_to_be_so(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_bytes(content)
+    assert [mistake.partition(":")[0] for mistake in find_mistakes(path)] == ["not YAML"]
 
 
 def gpu_nodes(document: dict[str, Any]) -> dict[str, Any]:
