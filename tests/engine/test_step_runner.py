@@ -172,9 +172,10 @@ def test_the_event_loop_stays_alive_during_a_step(checkpoint: Callable[[str], Pa
         row = Row(request_id=0, slot=0, start=0, tokens=PROMPTS[1] * 4, samples=True)
         step = asyncio.ensure_future(runner.step(StepPlan(step=0, rows=[row])))
         turns = 0
-        while not step.done():
-            await asyncio.sleep(0)
-            turns += 1
+        async with asyncio.timeout(60):
+            while not step.done():
+                await asyncio.sleep(0)
+                turns += 1
         assert (await step).rows[0].token is not None
         await runner.close()
         return turns
