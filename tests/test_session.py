@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -20,3 +21,8 @@ def test_a_test_that_hangs_ends_the_session_with_its_stack(
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert ended.returncode != 0
     assert "in test_it" in ended.stderr
+
+
+def test_a_unit_test_cannot_start_ray() -> None:
+    with pytest.raises(AssertionError, match="without the marker `ray`"):
+        import_module("ray").init("ray://127.0.0.1:1")
