@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,8 @@ from fmoe_ray.evaluate.figures.arrivals import (
 )
 from fmoe_ray.evaluate.figures.catalogue import FIGURES, choose
 from fmoe_ray.evaluate.figures.entropy import entropy_bits
+from fmoe_ray.evaluate.figures.lab import Lab
+from fmoe_ray.evaluate.figures.models import size_finding
 from fmoe_ray.evaluate.figures.workload import iteration_maps
 from fmoe_ray.evaluate.hardware import H200, MIXTRAL, MODELS, PHI, QWEN, RTX_3090, Clock
 from fmoe_ray.trace.format import RoutingTrace, load_trace
@@ -91,6 +94,12 @@ def test_sizes_of_the_models_follow_from_their_shapes() -> None:
         assert model.total_weights / 1e9 == pytest.approx(wanted[model.name], abs=0.06)
     assert MIXTRAL.expert_bytes == 3 * 4096 * 14336 * 2
     assert MIXTRAL.all_experts_bytes == 32 * 8 * MIXTRAL.expert_bytes
+
+
+def test_a_size_holds_only_where_the_shape_gives_the_papers_digits() -> None:
+    assert all(size_finding(model).holds for model in MODELS)
+    assert not size_finding(replace(MIXTRAL, num_layers=31)).holds
+    assert not size_finding(replace(PHI, top_k=3)).holds
 
 
 def test_the_load_ratio_is_load_time_by_layer_time() -> None:
