@@ -22,7 +22,6 @@ from fmoe_ray.evaluate.figures.arrivals import (
 )
 from fmoe_ray.evaluate.figures.catalogue import FIGURES, choose
 from fmoe_ray.evaluate.figures.entropy import entropy_bits
-from fmoe_ray.evaluate.figures.lab import Lab
 from fmoe_ray.evaluate.figures.models import size_finding
 from fmoe_ray.evaluate.figures.workload import iteration_maps
 from fmoe_ray.evaluate.hardware import H200, MIXTRAL, MODELS, PHI, QWEN, RTX_3090, Clock
