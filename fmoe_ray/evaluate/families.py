@@ -64,8 +64,10 @@ def try_family(family: str) -> Outcome:
             torch.randint(3, VOCAB, (length,), generator=generator).tolist()
             for length in PROMPT_LENGTHS
         ]
-        tokens = Drive(runner)(prompts, NUM_TOKENS)
-        runner.shutdown()
+        try:
+            tokens = Drive(runner)(prompts, NUM_TOKENS)
+        finally:
+            runner.shutdown()
         return Outcome(
             family=family,
             rule=runner.gate_rule,

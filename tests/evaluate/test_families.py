@@ -1,3 +1,4 @@
+import threading
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,11 @@ def test_the_table_in_the_documentation_is_what_the_survey_finds() -> None:
     assert len(outcomes) == len(FAMILIES)
     assert all(outcome.is_equal or outcome.refusal for outcome in outcomes)
     assert DOCUMENT.read_text(encoding="utf-8") == table(outcomes)
+
+
+def test_a_family_that_fails_leaves_no_runner_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fmoe_ray.evaluate.families.PROMPT_LENGTHS", (500,))
+    with pytest.raises(AssertionError, match="of 200") as failed:
+        try_family("mixtral")
+    assert failed.traceback  # its frames still hold the runner
+    assert not [t for t in threading.enumerate() if t.name.startswith("fmoe-step")]
