@@ -1,8 +1,8 @@
-import threading
 from pathlib import Path
 
 import pytest
 
+from fmoe_ray.errors import EngineError
 from fmoe_ray.evaluate.families import FAMILIES, Outcome, survey, table, try_family
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "families.md"
@@ -41,5 +41,7 @@ def test_a_family_that_fails_leaves_no_runner_behind(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("fmoe_ray.evaluate.families.PROMPT_LENGTHS", (500,))
     with pytest.raises(AssertionError, match="of 200") as failed:
         try_family("mixtral")
-    assert failed.traceback  # its frames still hold the runner
-    assert not [t for t in threading.enumerate() if t.name.startswith("fmoe-step")]
+    frames = [entry.frame.f_locals for entry in failed.traceback]
+    runner = next(local["runner"] for local in frames if "runner" in local)
+    with pytest.raises(EngineError, match="used after close"):
+        runner.counters()

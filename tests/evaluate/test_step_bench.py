@@ -1,5 +1,4 @@
 import json
-import threading
 from pathlib import Path
 
 import pytest
@@ -27,5 +26,7 @@ def test_bench_step_compares_with_both_experts_implementations(tmp_path: Path) -
 def test_a_step_that_fails_leaves_no_runner_behind() -> None:
     with pytest.raises(EngineError, match="step 0 failed") as failed:
         measure_steps("tiny", batch_size=1, context=0, steps=1)
-    assert failed.traceback  # its frames still hold the runner
-    assert not [t for t in threading.enumerate() if t.name.startswith("fmoe-step")]
+    frames = [entry.frame.f_locals for entry in failed.traceback]
+    runner = next(local["runner"] for local in frames if "runner" in local)
+    with pytest.raises(EngineError, match="used after close"):
+        runner.counters()
