@@ -121,7 +121,11 @@ SizeField = Annotated[int, BeforeValidator(_size), Field(gt=0)]
 
 class _Section(BaseModel):
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        arbitrary_types_allowed=True,
+        hide_input_in_errors=True,  # a log is no place for a key
     )
 
 
@@ -208,8 +212,8 @@ class ShardSettings(_Section):
 
 
 class ServerSettings(_Section):
-    api_keys: tuple[str, ...] = ()
-    """Accepted bearer tokens; none means that no key is asked for."""
+    api_keys: tuple[Annotated[str, Field(min_length=1)], ...] = Field(default=(), repr=False)
+    """Accepted bearer tokens; none means that no key is asked for. No message repeats them."""
     keep_alive_s: Annotated[float, Field(gt=0)] = 10.0
     """A stream without tokens for this long sends a comment, so that proxies keep it open."""
     stream_interval_ms: Annotated[float, Field(ge=0)] = 4.0
@@ -241,14 +245,16 @@ class Settings(_Section):
 
 
 def describe(error: ValidationError) -> str:
-    """One line a mistake: the key, what is wrong, the value."""
+    """One line a mistake: the key, what is wrong, the value unless a secret may be in it."""
     lines = []
     for item in error.errors():
         key = ".".join(str(part) for part in item["loc"]) or "(top level)"
         if item["type"] == "extra_forbidden":
             lines.append(f"{key}: unknown setting; remove it or correct its spelling")
         else:
-            lines.append(f"{key}: {item['msg']}, got {item['input']!r}")
+            is_plain = isinstance(item["input"], str | int | float | None)
+            shows = is_plain and "api_keys" not in item["loc"]
+            lines.append(f"{key}: {item['msg']}" + f", got {item['input']!r}" * shows)
     return "; ".join(lines)
 
 
@@ -280,7 +286,7 @@ def load_settings(path: str | os.PathLike[str]) -> Settings:
         raise ConfigError(f"{path}: no applications: list; is it a Serve configuration file?")
     args = applications[0].get("args") or {}
     if not isinstance(args, dict):
-        raise ConfigError(f"{path}: applications[0].args must be a mapping, got {args!r}")
+        raise ConfigError(f"{path}: applications[0].args must be a mapping, not a {type(args).__name__}")
     try:
         return parse_settings(args)
     except ConfigError as error:
