@@ -182,8 +182,11 @@ class StepRunner:
             undo.callback(tap.close)
             recorder = None
             if settings.offload.record_path is not None and group.rank == 0:
-                path = settings.offload.record_path
-                recorder = StepRecorder(path, num_experts=loaded.num_experts)
+                recorder = StepRecorder(
+                    settings.offload.record_path,
+                    num_experts=loaded.num_experts,
+                    max_bytes=settings.offload.record_bytes,
+                )
             maps = LearnedMaps.open(
                 settings.offload,
                 offloader,

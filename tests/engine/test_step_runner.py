@@ -224,6 +224,29 @@ def test_a_recorded_trace_holds_what_the_model_chose(
         assert trace.phase[start : start + length].tolist() == phases
 
 
+def test_a_recorded_trace_ends_at_its_limit(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.npz"
+    sizes = []
+    for limit in ({}, {"record_bytes": "5KiB"}):
+        settings = {
+            "model": {"path": str(checkpoint("mixtral")), "device": "cpu"},
+            "offload": {"policy": "lru", "record_path": str(path), **limit},
+        }
+        runner = StepRunner.load(parse_settings(settings))
+        Drive(runner)([PROMPTS[2]], NUM_TOKENS)
+        runner.shutdown()
+        sizes.append(len(load_trace(path).expert_ids))
+    assert sizes[0] == len(PROMPTS[2]) + NUM_TOKENS - 1
+    assert len(PROMPTS[2]) <= sizes[1] < sizes[0]
+
+
+def test_a_limit_of_a_record_that_is_not_made_is_refused() -> None:
+    with pytest.raises(ConfigError, match="record_bytes has no effect without record_path"):
+        parse_settings({"offload": {"record_bytes": "1GiB"}})
+
+
 def test_learned_maps_are_kept_in_their_file(
     checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
