@@ -124,7 +124,7 @@ def _deployment_mistakes(deployment: dict[str, Any]) -> Iterator[str]:
 def _scaling_mistakes(scaling: dict[str, Any]) -> Iterator[str]:
     policy = scaling.get("policy") or {}
     if not isinstance(policy, dict):
-        yield f"policy: {policy!r} is no mapping; give it a policy_function"
+        yield f"policy: must be a mapping, got {policy!r}"
         return
     path = str(policy.get("policy_function", ""))
     if not path:

@@ -81,7 +81,7 @@ def scaling(document: dict[str, Any]) -> dict[str, Any]:
             lambda d: scaling(d)["policy"].update(policy_function="no_such_package:Policy"),
             "no_such_package",
         ),
-        (lambda d: scaling(d).update(policy="mine:Policy"), "no mapping"),
+        (lambda d: scaling(d).update(policy="mine:Policy"), "must be a mapping"),
         (
             lambda d: deployment(d).update(
                 request_router_config={"request_router_class": "fmoe_ray.actors.router:Nobody"}
