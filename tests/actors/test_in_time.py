@@ -11,7 +11,7 @@ def test_items_and_errors_come_through_in_order() -> None:
         yield from (1, None, 2)
         raise KeyError("broken")
 
-    seen = []
+    seen: list[int | None] = []
     with pytest.raises(KeyError, match="broken"):
         seen.extend(in_time(items(), 5))
     assert seen == [1, None, 2]
