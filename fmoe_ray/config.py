@@ -7,13 +7,21 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from fmoe_ray.errors import ConfigError
 
+_RECORD_BYTES = 2 * 2**30
 _BYTES = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 
@@ -123,7 +131,11 @@ Text = Annotated[str, Field(min_length=1)]
 
 class _Section(BaseModel):
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        arbitrary_types_allowed=True,
+        hide_input_in_errors=True,  # a log is no place for a key
     )
 
 
@@ -171,10 +183,19 @@ class OffloadSettings(_Section):
     link_gbps: Annotated[float, Field(gt=0)] | None = None
     """CPU device only: throttles copies to this rate (GB/s), to study a slower link."""
     record_path: Text | None = None
-    """Writes a routing trace of everything served to this file, when the shards leave. In a cluster
+    """Writes a routing trace of what was served to this file, when the shards leave. In a cluster
     each replica has a file of its own: its identity stands before the suffix."""
+    record_bytes: SizeField = _RECORD_BYTES
+    """Recording ends for good, with a warning, at this size: until it is written the trace lies in
+    the host's memory, and takes as much again while it is."""
     transfer_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """A step that waits longer for an expert fails with an error instead of hanging."""
+
+    @model_validator(mode="after")
+    def _limits_a_record_that_is_made(self) -> Self:
+        if self.record_path is None and self.record_bytes != _RECORD_BYTES:
+            raise ValueError("record_bytes has no effect without record_path; give both or neither")
+        return self
 
 
 class EngineSettings(_Section):
@@ -212,8 +233,8 @@ class ShardSettings(_Section):
 
 
 class ServerSettings(_Section):
-    api_keys: tuple[str, ...] = ()
-    """Accepted bearer tokens; none means that no key is asked for."""
+    api_keys: tuple[Annotated[str, Field(min_length=1)], ...] = Field(default=(), repr=False)
+    """Accepted bearer tokens; none means that no key is asked for. No message repeats them."""
     keep_alive_s: Annotated[float, Field(gt=0)] = 10.0
     """A stream without tokens for this long sends a comment, so that proxies keep it open."""
     stream_interval_ms: Annotated[float, Field(ge=0)] = 4.0
@@ -245,14 +266,16 @@ class Settings(_Section):
 
 
 def describe(error: ValidationError) -> str:
-    """One line a mistake: the key, what is wrong, the value."""
+    """One line a mistake: the key, what is wrong, the value unless a secret may be in it."""
     lines = []
     for item in error.errors():
         key = ".".join(str(part) for part in item["loc"]) or "(top level)"
         if item["type"] == "extra_forbidden":
             lines.append(f"{key}: unknown setting; remove it or correct its spelling")
         else:
-            lines.append(f"{key}: {item['msg']}, got {item['input']!r}")
+            is_plain = isinstance(item["input"], str | int | float | None)
+            shows = is_plain and "api_keys" not in item["loc"]
+            lines.append(f"{key}: {item['msg']}" + f", got {item['input']!r}" * shows)
     return "; ".join(lines)
 
 
@@ -298,7 +321,9 @@ def load_settings(path: str | os.PathLike[str]) -> Settings:
         raise ConfigError(f"{path}: no applications: list; is it a Serve configuration file?")
     args = applications[0].get("args") or {}
     if not isinstance(args, dict):
-        raise ConfigError(f"{path}: applications[0].args must be a mapping, got {args!r}")
+        raise ConfigError(
+            f"{path}: applications[0].args must be a mapping, not a {type(args).__name__}"
+        )
     try:
         return parse_settings(args)
     except ConfigError as error:

@@ -54,7 +54,7 @@ class ShardProcess:
 
     def close(self) -> None:
         self.process.kill()
-        self.process.join()
+        self.process.join(self._timeout_s)  # it was killed
         self._connection.close()
 
 

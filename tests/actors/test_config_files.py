@@ -1,6 +1,7 @@
 """`fmoe validate` finds what Serve would ignore or refuse only when deployed."""
 
 import copy
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,17 @@ def scaling(document: dict[str, Any]) -> dict[str, Any]:
         ),
         (lambda d: scaling(d)["policy"]["policy_kwargs"].update(token=1), "token"),
         (lambda d: scaling(d).update(target_ongoing_requests=2), "remove one of the two"),
+        (
+            lambda d: scaling(d)["policy"].update(policy_function="no_such_package:Policy"),
+            "no_such_package",
+        ),
+        (lambda d: scaling(d).update(policy="mine:Policy"), "must be a mapping"),
+        (
+            lambda d: deployment(d).update(
+                request_router_config={"request_router_class": "fmoe_ray.actors.router:Nobody"}
+            ),
+            "fmoe_ray.actors.router:Nobody",
+        ),
     ],
 )
 def test_a_mistake_in_the_scaling_policy_is_named(
@@ -135,6 +147,44 @@ def test_what_is_not_yaml_is_said_to_be_so(content: bytes, tmp_path: Path) -> No
     path = tmp_path / "wrong.yaml"
     path.write_bytes(content)
     assert [mistake.partition(":")[0] for mistake in find_mistakes(path)] == ["not YAML"]
+
+
+@pytest.mark.parametrize(
+    "name_it",
+    [
+        lambda d, path: application(d).update(import_path=path),
+        lambda d, path: scaling(d)["policy"].update(policy_function=path),
+        lambda d, path: deployment(d).update(
+            request_router_config={"request_router_class": path},
+        ),
+    ],
+    ids=["application", "scaling policy", "router"],
+)
+def test_what_a_checked_file_names_is_not_imported(
+    name_it: Callable[[dict[str, Any], str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "planted.py").write_text("class Thing:\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    document = yaml.safe_load((ROOT / "mixtral.yaml").read_text())
+    name_it(document, "planted:Thing")
+    path = tmp_path / "wrong.yaml"
+    path.write_text(yaml.safe_dump(document))
+    assert find_mistakes(path) == []
+    assert "planted" not in sys.modules
+
+
+def test_a_checked_file_runs_no_command(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    document = yaml.safe_load((ROOT / "mixtral.yaml").read_text())
+    scaling(document)["policy"] = {
+        "policy_kwargs": {"args": f"touch {trace}", "shell": True},
+    }
+    for name in ("subprocess:Popen", "subprocess.Popen"):
+        scaling(document)["policy"]["policy_function"] = name
+        path = tmp_path / "wrong.yaml"
+        path.write_text(yaml.safe_dump(document))
+        find_mistakes(path)
+    assert not trace.exists()
 
 
 def gpu_nodes(document: dict[str, Any]) -> dict[str, Any]:
