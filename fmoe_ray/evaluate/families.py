@@ -114,8 +114,9 @@ def table(outcomes: list[Outcome]) -> str:
             "|---|---|",
             *(f"| {o.family} | {o.refusal} |" for o in refused),
             "",
-            "Quantised checkpoints (MXFP4, FP8 and others) and pickled ones are refused for every",
-            "family. Encoder-decoder models and families outside this list have not been tried.",
+            "Experts stored in MXFP4 (`..._blocks` and `..._scales` beside each other) load for every",
+            "family. Checkpoints quantised otherwise (FP8 and others) and pickled ones are refused.",
+            "Encoder-decoder models and families outside this list have not been tried.",
             "",
         ]
     )
