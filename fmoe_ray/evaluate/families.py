@@ -114,8 +114,8 @@ def table(outcomes: list[Outcome]) -> str:
             "|---|---|",
             *(f"| {o.family} | {o.refusal} |" for o in refused),
             "",
-            "Experts in MXFP4, a layer's in one pair of tensors (`..._blocks`, `..._scales`), load for",
-            "every family. Checkpoints quantised otherwise and pickled ones are refused.",
+            "Experts in MXFP4, a layer's in one pair of tensors (`..._blocks`, `..._scales`), load",
+            "for every family. Checkpoints quantised otherwise and pickled ones are refused.",
             "Encoder-decoder models and families outside this list have not been tried.",
             "",
         ]
