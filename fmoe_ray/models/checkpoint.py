@@ -34,6 +34,8 @@ DTYPE_BYTES = {
     "BOOL": 1,
 }
 _DOWNLOADS = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
+_NOT_DOWNLOADED = ["*/*.safetensors"]
+"""The same weights for other software, in folders of their own."""
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _MAX_HEADER_BYTES = 100 * 2**20
@@ -117,7 +119,11 @@ def resolve(path: str) -> Path:
 
 def _download(name: str) -> Path:
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=_DOWNLOADS))
+        return Path(
+            huggingface_hub.snapshot_download(
+                name, allow_patterns=_DOWNLOADS, ignore_patterns=_NOT_DOWNLOADED
+            )
+        )
     except LocalEntryNotFoundError as error:
         raise CheckpointNotFoundError(
             f"{name}: not in the local hub cache, and the hub cannot be reached; fetch it where "
@@ -135,7 +141,7 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
 
     Raises CheckpointNotFoundError without a folder or config.json; CheckpointError for an
     unreadable configuration, pickled weights, a missing shard or tensor, a damaged header or a
-    truncated file; UnsupportedModelError for quantised weights.
+    truncated file; UnsupportedModelError for weights quantised otherwise than with MXFP4.
     """
     folder = Path(folder)
     config = _read_config(folder)
@@ -259,12 +265,13 @@ def _refuse_quantised(
 ) -> None:
     for section in (config, config.get("text_config")):
         quantization = section.get("quantization_config") if isinstance(section, dict) else None
-        if quantization:
-            known = quantization if isinstance(quantization, dict) else {}
-            method = str(known.get("quant_method", "unknown")).upper()
+        known = quantization if isinstance(quantization, dict) else {}
+        method = str(known.get("quant_method", "unknown")).upper()
+        if quantization and method != "MXFP4":
             raise UnsupportedModelError(
-                f"{folder}: weights quantised with {method}, which is not supported; use a "
-                "bfloat16, float16 or float32 version of the model (save it dequantised)"
+                f"{folder}: weights quantised with {method}, which is not supported (of the "
+                "quantised ones only MXFP4 is); use a bfloat16, float16 or float32 version of the "
+                "model (save it dequantised)"
             )
     for name, entry in tensors.items():
         if entry.dtype not in DTYPE_BYTES:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub.utils._paths import filter_repo_objects
 
 from fmoe_ray.errors import CheckpointError, CheckpointNotFoundError, UnsupportedModelError
 from fmoe_ray.evaluate.tiny_models import save_tiny
@@ -149,10 +150,13 @@ def test_a_folder_without_configuration_is_no_checkpoint(tmp_path: Path) -> None
         open_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("method", ["mxfp4", "fp8"])
-def test_quantised_weights_are_refused_by_name(copy: Path, method: str) -> None:
-    edit_config(copy, quantization_config={"quant_method": method})
-    with pytest.raises(UnsupportedModelError, match=method.upper()):
+@pytest.mark.parametrize("section", ["", "text_config"])
+def test_quantised_weights_are_refused_by_name_and_the_supported_ones_are_named(
+    copy: Path, section: str
+) -> None:
+    quantised = {"quantization_config": {"quant_method": "fp8"}}
+    edit_config(copy, **({section: quantised} if section else quantised))
+    with pytest.raises(UnsupportedModelError, match=r"with FP8, .*only MXFP4 is"):
         open_checkpoint(copy)
 
 
@@ -191,6 +195,30 @@ def test_a_name_that_is_neither_folder_nor_hub_name_is_not_found() -> None:
 def test_a_file_is_no_checkpoint(mixtral: Path) -> None:
     with pytest.raises(CheckpointNotFoundError, match="is a file"):
         resolve(str(mixtral / "config.json"))
+
+
+def test_a_download_leaves_out_the_same_weights_for_other_software(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = ["config.json", "model-00001-of-00002.safetensors", "chat_template.jinja"]
+    foreign = ["original/model.safetensors", "original/a/b.safetensors", "metal/model.bin"]
+    downloaded: list[str] = []
+
+    def snapshot_download(
+        name: str, *, allow_patterns: list[str], ignore_patterns: list[str]
+    ) -> str:
+        downloaded.extend(
+            filter_repo_objects(
+                [*wanted, *foreign],
+                allow_patterns=allow_patterns,
+                ignore_patterns=ignore_patterns,
+            )
+        )
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert resolve("somebody/something") == tmp_path
+    assert downloaded == wanted
 
 
 def test_a_hub_name_without_a_network_says_how_to_fetch_it(
