@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 PUBLISH_EVERY_S = 0.5
 SAVE_EVERY_S = 10.0
 TAKE_FOR_S = 0.5
-_TAKEN_AT_ONCE = 16
+_TAKEN_AT_ONCE = 32  # compared with the store in one pass
 MAX_SEGMENTS = 16
 _FORGET_READER_S = 60.0
 _LOCK_TIMEOUT_S = 2.0  # a caller waits meanwhile; what is not saved now is saved later
@@ -184,7 +184,7 @@ class ExpertMapStore:
         self._is_saved = True
 
     def _accept_in_time(self, maps: NamedMaps) -> int:
-        """Of a large full store RDY takes milliseconds a map, and callers wait only so long."""
+        """In a large full store RDY takes a millisecond a map, and callers wait only so long."""
         deadline = self._clock() + TAKE_FOR_S
         num_taken = 0
         while num_taken < len(maps) and self._clock() <= deadline:

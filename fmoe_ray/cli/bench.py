@@ -1,7 +1,7 @@
 """`fmoe bench`: measures a part alone, on this machine."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,6 +46,46 @@ def matcher(
         typer.echo(
             f"{row.num_maps:>6} maps of {row.model}: {row.map_bytes / 1e6:.0f} MB, "
             f"embeddings {row.embedding_bytes / 1e6:.0f} MB"
+        )
+
+
+@app.command()
+def store(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object instead of a table.")
+    ] = False,
+    capacity: Annotated[
+        list[int] | None, typer.Option(min=1, help="Maps stored; may be repeated.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Maps that come together.")] = 32,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds timed per store.")] = 7,
+) -> None:
+    """Time a full map store takes to place a new map, together with others and alone."""
+    from fmoe_ray.evaluate.store_bench import CASES, bench_store, measure_machine
+
+    machine = measure_machine()
+    timings = [
+        bench_store(replace(case, capacity=size, batch=batch), machine, rounds=rounds)
+        for case in CASES
+        for size in capacity or [1_000, 16_000]
+    ]
+    if as_json:
+        report = {
+            "machine": asdict(machine),
+            "timings": [
+                {**asdict(t), "speedup": t.speedup, "over_limit": t.over_limit} for t in timings
+            ],
+        }
+        typer.echo(json.dumps(report))
+        return
+    typer.echo(f"one core: {machine.gflops:.0f} GFLOP/s, reads {machine.read_gbps:.1f} GB/s")
+    for timing in timings:
+        case = timing.case
+        typer.echo(
+            f"{case.capacity:>6} maps of {case.model}: {timing.together_ms:.2f} ms a map of "
+            f"{case.batch}, alone {timing.alone_ms:.2f} ms ({timing.speedup:.1f}x), bare product "
+            f"{timing.product_ms:.2f} ms; limits: compute {timing.compute_limit_ms:.2f} ms, memory "
+            f"{timing.memory_limit_ms:.2f} ms ({timing.over_limit:.1f}x the larger)"
         )
 
 

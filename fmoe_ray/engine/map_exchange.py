@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 MAX_SENT = 256
 """Maps sent in one round; the others follow while they are still stored."""
-_MERGED_AT_ONCE = 8  # between them the matcher goes on
+_MERGED_AT_ONCE = 32  # compared with the store in one pass; between them the matcher goes on
 _BORROW_TIMEOUT_S = 30.0  # a long prompt's iteration ends within this
 _CLOSE_TIMEOUT_S = 10.0
 _MAX_PAUSE_S = 30.0

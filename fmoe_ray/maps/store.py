@@ -98,9 +98,11 @@ class MapStore:
     ) -> list[EntryRef]:
         """Stores maps [n, L, J] in order; embeddings [n, h], chosen [n, L, J], token_ids [n].
 
-        A full store replaces the entry of the largest RDY (paper 4.4), which may be an earlier one
-        of this batch. Raises ValueError, with nothing stored, for probabilities that are negative
-        or not finite and for shapes that do not fit.
+        A full store replaces the entry of the largest RDY (paper 4.4), the lowest of those less
+        than 1e-9 apart, which may be an earlier one of this batch. Maps that come together go where
+        they would go one by one, but a large store is read once for up to 64 of them. Raises
+        ValueError, with nothing stored, for probabilities that are negative or not finite and for
+        shapes that do not fit.
         """
         return self.native.insert(
             np.ascontiguousarray(probs, np.float32),

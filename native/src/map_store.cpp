@@ -5,16 +5,19 @@
 #include <numeric>
 #include <string>
 
+#include "packed_queries.h"
+#include "redundancy.h"
 #include "similarity_kernels.h"
+#include "unit_vector.h"
 
 namespace fmoe {
 namespace {
 
 constexpr std::size_t kWordBits = 64;
+constexpr std::uint64_t kNoContent = 0xcbf29ce484222325;
 
-std::size_t round_up(std::size_t value, std::size_t unit) {
-    return (value + unit - 1) / unit * unit;
-}
+// One step of the hash FNV-1a.
+std::uint64_t mixed(std::uint64_t content, Half half) { return (content ^ half) * 0x100000001b3; }
 
 // An odd number of blocks: columns a power of two apart would all fall into the same cache sets.
 std::size_t padded_stride(int capacity) {
@@ -22,21 +25,7 @@ std::size_t padded_stride(int capacity) {
     return blocks / kColumnBlock % 2 == 0 ? blocks + kColumnBlock : blocks;
 }
 
-float inverse_root(double square) {
-    return square > 0 ? static_cast<float>(1.0 / std::sqrt(square)) : 0.0f;
-}
-
 }  // namespace
-
-bool scale_to_unit(const float* vector, int size, float* unit) {
-    double square = 0;
-    for (int i = 0; i < size; ++i) square += static_cast<double>(vector[i]) * vector[i];
-    const bool has_direction = square > 0 && std::isfinite(square);
-    const double scale = has_direction ? 1.0 / std::sqrt(square) : 0.0;
-    for (int i = 0; i < size; ++i)
-        unit[i] = has_direction ? static_cast<float>(vector[i] * scale) : 0.0f;
-    return has_direction;
-}
 
 MapStore::MapStore(const StoreShape& shape, int capacity) : shape_(shape), capacity_(capacity) {
     shape_.geometry.validate();
@@ -47,31 +36,39 @@ MapStore::MapStore(const StoreShape& shape, int capacity) : shape_(shape), capac
     const auto entries = static_cast<std::size_t>(capacity);
     const auto experts = static_cast<std::size_t>(geometry().size());
     stride_ = padded_stride(capacity);
-    embedding_stride_ = round_up(static_cast<std::size_t>(shape.embedding_size), kColumnBlock);
     chosen_words_ = round_up(experts, kWordBits) / kWordBits;
     columns_.assign(experts * stride_, 0);
     inverse_prefix_norms_.assign(static_cast<std::size_t>(geometry().num_layers) * stride_, 0);
-    embeddings_.assign(entries * embedding_stride_, 0);
-    inverse_embedding_norms_.assign(entries, 0);
+    const std::size_t padded_entries = round_up(entries, kColumnBlock);
+    embeddings_.assign(padded_entries * static_cast<std::size_t>(shape.embedding_size), 0);
+    inverse_embedding_norms_.assign(padded_entries, 0);
+    contents_.assign(entries, kNoContent);
     chosen_.assign(entries * chosen_words_, 0);
     token_ids_.assign(entries, -1);
     generations_.assign(entries, 0);
     predecessors_.assign(entries, {});
     successors_.assign(entries, {});
-    semantic_scratch_.assign(entries, 0);
-    map_scratch_.assign(stride_, 0);
 }
 
 std::vector<EntryRef> MapStore::insert(std::span<const NewMap> batch) {
     for (const NewMap& map : batch) check_finite(map);
     std::vector<EntryRef> refs;
-    const int num_known = size_;
-    std::vector<int> changed;  // entries of which the batch's own scores do not speak
-    for (const NewMap& map : batch) {
-        const int entry = choose_entry(map, num_known, changed);
-        write(entry, map);
-        changed.push_back(entry);
-        refs.push_back(ref(entry));
+    refs.reserve(batch.size());
+    bool knows_scores = size_ == capacity_;
+    while (refs.size() < batch.size()) {
+        const std::span<const NewMap> rest = batch.subspan(refs.size());
+        if (size_ < capacity_) {
+            refs.push_back(write(size_++, rest.front()));
+            continue;
+        }
+        const auto part = rest.first(std::min<std::size_t>(rest.size(), Redundancy::kMostMaps));
+        Redundancy redundancy(*this, part, knows_scores);
+        for (int map = 0; map < static_cast<int>(part.size()); ++map) {
+            const int entry = redundancy.most_redundant(map);
+            refs.push_back(write(entry, part[static_cast<std::size_t>(map)]));
+            redundancy.replaced(entry, map);
+        }
+        knows_scores = false;  // they spoke of the store before this part
     }
     if (!batch.empty()) ++version_;
     return refs;
@@ -83,61 +80,27 @@ EntryRef MapStore::put(int entry, const NewMap& map) {
                 " cannot be written");
     check_finite(map);
     size_ = std::max(size_, entry + 1);
-    write(entry, map);
     ++version_;
-    return ref(entry);
+    return write(entry, map);
 }
 
-float MapStore::redundancy(float semantic_score, float map_score) const noexcept {
-    const auto layers = static_cast<float>(geometry().num_layers);
-    const auto distance =
-        static_cast<float>(std::min(shape_.prefetch_distance, geometry().num_layers));
+double MapStore::redundancy(double semantic_score, double map_score) const noexcept {
+    const double layers = geometry().num_layers;
+    const double distance = std::min(shape_.prefetch_distance, geometry().num_layers);
     return distance / layers * semantic_score + (layers - distance) / layers * map_score;
 }
 
-// Where the map goes: a new entry, or the most redundant one.
-int MapStore::choose_entry(const NewMap& map, int num_known, std::span<const int> changed) {
-    if (size_ < capacity_) return size_++;
-    if (map.semantic_scores != nullptr) {
-        std::copy_n(map.semantic_scores, num_known, semantic_scratch_.begin());
-        std::vector<float> unit(embedding_stride_, 0);
-        if (map.embedding != nullptr)
-            scale_to_unit(map.embedding, shape_.embedding_size, unit.data());
-        for (int entry : changed) semantic_scratch_[entry] = semantic_score(entry, unit.data());
-    } else {
-        semantic_scores(map.embedding, semantic_scratch_.data());
-    }
-    if (map.map_scores != nullptr) {
-        std::copy_n(map.map_scores, num_known, map_scratch_.begin());
-        double square = 0;
-        for (int e = 0; e < geometry().size(); ++e)
-            square += static_cast<double>(map.probs[e]) * map.probs[e];
-        for (int entry : changed)
-            map_scratch_[entry] = map_score(entry, map.probs, inverse_root(square));
-    } else {
-        map_scores(map.probs, map_scratch_.data());
-    }
-    int most_redundant = 0;
-    float largest = redundancy(semantic_scratch_[0], map_scratch_[0]);
-    for (int entry = 1; entry < size_; ++entry) {
-        const float rdy = redundancy(semantic_scratch_[entry], map_scratch_[entry]);
-        if (rdy > largest) {
-            largest = rdy;
-            most_redundant = entry;
-        }
-    }
-    return most_redundant;
-}
-
-void MapStore::write(int entry, const NewMap& map) {
+EntryRef MapStore::write(int entry, const NewMap& map) {
     ++generations_[entry];
     predecessors_[entry] = {};
     successors_[entry] = {};
     token_ids_[entry] = map.token_id;
+    contents_[entry] = kNoContent;
     write_probs(entry, map.probs);
     write_embedding(entry, map.embedding, map.is_unit);
     write_chosen(entry, map.chosen);
     link(map.predecessor, ref(entry));
+    return ref(entry);
 }
 
 void MapStore::write_probs(int entry, const float* probs) {
@@ -147,6 +110,7 @@ void MapStore::write_probs(int entry, const float* probs) {
             const int expert = geometry().index(layer, j);
             const Half half = to_half(probs[expert]);
             columns_[static_cast<std::size_t>(expert) * stride_ + entry] = half;
+            contents_[entry] = mixed(contents_[entry], half);
             // Of what is stored, not of what came in: no map is more similar to itself than 1.
             square += static_cast<double>(to_float(half)) * to_float(half);
         }
@@ -156,19 +120,19 @@ void MapStore::write_probs(int entry, const float* probs) {
 }
 
 void MapStore::write_embedding(int entry, const float* embedding, bool is_unit) {
-    Half* stored = embeddings_.data() + static_cast<std::size_t>(entry) * embedding_stride_;
-    std::fill_n(stored, embedding_stride_, Half{0});
-    inverse_embedding_norms_[entry] = 0;
-    if (embedding == nullptr) return;
-    std::vector<float> unit(embedding_stride_, 0);
-    if (is_unit)
+    std::vector<float> unit(static_cast<std::size_t>(shape_.embedding_size));
+    if (is_unit && embedding != nullptr)
         std::copy_n(embedding, shape_.embedding_size, unit.begin());
     else
         scale_to_unit(embedding, shape_.embedding_size, unit.data());
+    Half* stored = embeddings_.data() + embedding_offset(entry);
     double square = 0;
-    for (int i = 0; i < shape_.embedding_size; ++i) {
-        stored[i] = to_half(unit[i]);
-        square += static_cast<double>(to_float(stored[i])) * to_float(stored[i]);
+    for (float value : unit) {
+        const Half half = to_half(value);
+        *stored = half;
+        stored += embedding_stride();
+        contents_[entry] = mixed(contents_[entry], half);
+        square += static_cast<double>(to_float(half)) * to_float(half);
     }
     inverse_embedding_norms_[entry] = inverse_root(square);
 }
@@ -189,14 +153,29 @@ void MapStore::link(EntryRef previous, EntryRef next) {
     predecessors_[next.index] = previous;
 }
 
-bool MapStore::semantic_scores(const float* embedding, float* scores) const {
-    std::vector<float> unit(embedding_stride_, 0);
-    if (embedding == nullptr || !scale_to_unit(embedding, shape_.embedding_size, unit.data())) {
-        std::fill_n(scores, size_, 0.0f);
-        return false;
+std::vector<bool> MapStore::semantic_scores(const float* embeddings, int num_rows,
+                                            float* scores) const {
+    std::vector<bool> has_direction;
+    alignas(64) float dots[kMostQueries * kColumnBlock];
+    for (int first = 0; first < num_rows; first += kMostQueries) {
+        PackedQueries queries(std::min(kMostQueries, num_rows - first), shape_.embedding_size);
+        for (int q = 0; q < queries.num_queries(); ++q) {
+            const std::ptrdiff_t row = first + q;
+            queries.set(q,
+                        embeddings == nullptr ? nullptr : embeddings + row * shape_.embedding_size);
+            has_direction.push_back(queries.length(q) > 0);
+        }
+        for (int entry = 0; entry < size_; entry += kColumnBlock) {
+            const int count = std::min(kColumnBlock, size_ - entry);
+            const int next = entry + count < size_ ? entry + count : entry;
+            queries.multiply(embedding(entry), embedding_stride(), embedding(next), dots);
+            for (int q = 0; q < queries.num_queries(); ++q)
+                for (int c = 0; c < count; ++c)
+                    scores[static_cast<std::ptrdiff_t>(first + q) * size_ + entry + c] =
+                        dots[q * kColumnBlock + c] * inverse_embedding_norms_[entry + c];
+        }
     }
-    for (int entry = 0; entry < size_; ++entry) scores[entry] = semantic_score(entry, unit.data());
-    return true;
+    return has_direction;
 }
 
 void MapStore::map_scores(const float* probs, float* scores) const {
@@ -210,19 +189,6 @@ void MapStore::map_scores(const float* probs, float* scores) const {
     const float inverse_norm = inverse_root(square);
     for (int entry = 0; entry < size_; ++entry)
         scores[entry] = dots[entry] * inverse_norms()[entry] * inverse_norm;
-}
-
-float MapStore::semantic_score(int entry, const float* unit_embedding) const {
-    const Half* stored = embeddings_.data() + static_cast<std::size_t>(entry) * embedding_stride_;
-    return similarity_kernels().dot(stored, unit_embedding, static_cast<int>(embedding_stride_)) *
-           inverse_embedding_norms_[entry];
-}
-
-float MapStore::map_score(int entry, const float* probs, float inverse_norm) const {
-    float dot = 0;
-    for (int e = 0; e < geometry().size(); ++e)
-        dot += probs[e] * to_float(columns_[static_cast<std::size_t>(e) * stride_ + entry]);
-    return dot * inverse_norms()[entry] * inverse_norm;
 }
 
 bool MapStore::is_chosen(int entry, int layer, int expert) const noexcept {
@@ -243,8 +209,21 @@ void MapStore::read_chosen(int entry, int layer, std::uint8_t* chosen) const {
 }
 
 void MapStore::read_embedding(int entry, float* embedding) const {
-    const Half* stored = embeddings_.data() + static_cast<std::size_t>(entry) * embedding_stride_;
-    for (int i = 0; i < shape_.embedding_size; ++i) embedding[i] = to_float(stored[i]);
+    const Half* stored = this->embedding(entry);
+    for (int i = 0; i < shape_.embedding_size; ++i)
+        embedding[i] = to_float(stored[static_cast<std::size_t>(i) * embedding_stride()]);
+}
+
+const Half* MapStore::embedding(int entry) const noexcept {
+    return embeddings_.data() + embedding_offset(entry);
+}
+
+std::size_t MapStore::embedding_stride() noexcept { return kColumnBlock; }
+
+std::size_t MapStore::embedding_offset(int entry) const noexcept {
+    const auto block = static_cast<std::size_t>(entry / kColumnBlock);
+    const auto within = static_cast<std::size_t>(entry % kColumnBlock);
+    return block * kColumnBlock * static_cast<std::size_t>(shape_.embedding_size) + within;
 }
 
 int MapStore::padded_size() const noexcept {

@@ -49,15 +49,13 @@ void Matcher::start(int num_rows, const float* embeddings) {
     num_rows_ = num_rows;
     num_observed_ = 0;
     if (static_cast<int>(rows_.size()) < num_rows) rows_.resize(static_cast<std::size_t>(num_rows));
-    const int size = store_.shape().embedding_size;
+    const auto num_stored = static_cast<std::size_t>(store_.size());
+    semantic_.resize(static_cast<std::size_t>(num_rows) * num_stored);
+    has_embedding_ = store_.semantic_scores(embeddings, num_rows, semantic_.data());
     for (int r = 0; r < num_rows; ++r) {
         Row& row = rows_[static_cast<std::size_t>(r)];
         row.square = 0;
         row.dots.assign(static_cast<std::size_t>(store_.padded_size()), 0);
-        row.semantic.resize(static_cast<std::size_t>(store_.size()));
-        const float* embedding =
-            embeddings == nullptr ? nullptr : embeddings + static_cast<std::ptrdiff_t>(r) * size;
-        row.has_embedding = store_.semantic_scores(embedding, row.semantic.data());
     }
 }
 
@@ -103,12 +101,11 @@ void Matcher::check_current(int row) const {
 }
 
 Match Matcher::best_semantic(int row) const {
-    check_current(row);
-    const Row& state = rows_[static_cast<std::size_t>(row)];
-    if (!state.has_embedding) return {};
-    const auto best = std::max_element(state.semantic.begin(), state.semantic.end());
-    if (best == state.semantic.end()) return {};
-    return {static_cast<int>(best - state.semantic.begin()), *best};
+    const std::span<const float> scores = semantic_scores(row);
+    if (!has_embedding_[static_cast<std::size_t>(row)]) return {};
+    const auto best = std::max_element(scores.begin(), scores.end());
+    if (best == scores.end()) return {};
+    return {static_cast<int>(best - scores.begin()), *best};
 }
 
 Match Matcher::best_trajectory(int row) const {
@@ -122,9 +119,9 @@ Match Matcher::best_trajectory(int row) const {
 }
 
 std::vector<Match> Matcher::nearest_semantic(int row, int n) const {
-    check_current(row);
-    const Row& state = rows_[static_cast<std::size_t>(row)];
-    return state.has_embedding ? nearest(state.semantic, n) : std::vector<Match>{};
+    const std::span<const float> scores = semantic_scores(row);
+    return has_embedding_[static_cast<std::size_t>(row)] ? nearest(scores, n)
+                                                         : std::vector<Match>{};
 }
 
 std::vector<Match> Matcher::nearest_trajectory(int row, int n) const {
@@ -134,7 +131,8 @@ std::vector<Match> Matcher::nearest_trajectory(int row, int n) const {
 
 std::span<const float> Matcher::semantic_scores(int row) const {
     check_current(row);
-    return rows_[static_cast<std::size_t>(row)].semantic;
+    const auto num_stored = static_cast<std::size_t>(store_.size());
+    return {semantic_.data() + static_cast<std::size_t>(row) * num_stored, num_stored};
 }
 
 std::span<const float> Matcher::trajectory_scores(int row) const {

@@ -1,5 +1,7 @@
 #include "similarity_kernels.h"
 
+#include <algorithm>
+#include <cstring>
 #include <limits>
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
@@ -7,21 +9,77 @@
 #include <immintrin.h>
 #endif
 
+#define FMOE_INLINE inline __attribute__((always_inline))
+
 namespace fmoe {
 namespace {
 
-void accumulate_plain(const Half* columns, std::size_t stride, const int* which,
-                      const float* weights, int num_columns, int count, float* running) {
-    for (int i = 0; i < num_columns; ++i) {
-        const Half* column = columns + static_cast<std::size_t>(which[i]) * stride;
-        for (int c = 0; c < count; ++c) running[c] += weights[i] * to_float(column[c]);
+// A tile of the product: its sums stay in registers. By the compiler's vectors, so that one body
+// serves each instruction set.
+template <int kLanes, int kRows>
+FMOE_INLINE void multiply_tile(const float* queries, std::size_t stride, const float* panel,
+                               int num_terms, float* sums) {
+    using Floats [[gnu::vector_size(kLanes * sizeof(float))]] = float;
+    constexpr int kVectors = 2;
+    Floats tile[kRows][kVectors] = {};
+    for (int i = 0; i < num_terms; ++i) {
+        Floats terms[kVectors];
+        for (int v = 0; v < kVectors; ++v)
+            std::memcpy(&terms[v], panel + i * kColumnBlock + v * kLanes, sizeof(Floats));
+        for (int r = 0; r < kRows; ++r)
+            for (int v = 0; v < kVectors; ++v) tile[r][v] += queries[r] * terms[v];
+        queries += stride;
+    }
+    for (int r = 0; r < kRows; ++r) {
+        for (int v = 0; v < kVectors; ++v) {
+            float* sum = sums + r * kColumnBlock + v * kLanes;
+            Floats total;
+            std::memcpy(&total, sum, sizeof total);
+            total += tile[r][v];
+            std::memcpy(sum, &total, sizeof total);
+        }
     }
 }
 
-float dot_plain(const Half* a, const float* b, int size) {
-    float sum = 0;
-    for (int i = 0; i < size; ++i) sum += to_float(a[i]) * b[i];
-    return sum;
+template <int kLanes, int kRows>
+FMOE_INLINE void multiply_body(const float* queries, std::size_t stride, int num_queries,
+                               const float* panel, int num_terms, float* sums) {
+    int r = 0;
+    for (; r + kRows <= num_queries; r += kRows)
+        for (int c = 0; c < kColumnBlock; c += 2 * kLanes)
+            multiply_tile<kLanes, kRows>(queries + r, stride, panel + c, num_terms,
+                                         sums + r * kColumnBlock + c);
+    if constexpr (kRows > 1)
+        multiply_body<kLanes, kRows / 2>(queries + r, stride, num_queries - r, panel, num_terms,
+                                         sums + r * kColumnBlock);
+}
+
+void accumulate_plain(const Half* columns, std::size_t stride, const int* which,
+                      const float* weights, int num_columns, int count, float* running) {
+    for (int begin = 0; begin < num_columns; begin += kLongestSum) {
+        const int end = std::min(begin + kLongestSum, num_columns);
+        for (int block = 0; block < count; block += kColumnBlock) {
+            float sums[kColumnBlock] = {};
+            for (int i = begin; i < end; ++i) {
+                const Half* column = columns + static_cast<std::size_t>(which[i]) * stride + block;
+                for (int c = 0; c < kColumnBlock; ++c) sums[c] += weights[i] * to_float(column[c]);
+            }
+            for (int c = 0; c < kColumnBlock; ++c) running[block + c] += sums[c];
+        }
+    }
+}
+
+void unpack_plain(const Half* columns, const Half*, std::size_t stride, int num_terms,
+                  float* panel) {
+    for (int i = 0; i < num_terms; ++i)
+        for (int c = 0; c < kColumnBlock; ++c)
+            panel[i * kColumnBlock + c] =
+                to_float(columns[static_cast<std::size_t>(i) * stride + c]);
+}
+
+void multiply_plain(const float* queries, std::size_t stride, int num_queries, const float* panel,
+                    int num_terms, float* sums) {
+    multiply_body<4, 4>(queries, stride, num_queries, panel, num_terms, sums);
 }
 
 BestScore best_plain(const float* dots, const float* scales, int count) {
@@ -37,41 +95,54 @@ BestScore best_plain(const float* dots, const float* scales, int count) {
 
 #define FMOE_AVX2 __attribute__((target("avx2,fma,f16c")))
 
+FMOE_AVX2 inline __m256 to_floats(const Half* halves) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves)));
+}
+
 FMOE_AVX2 void accumulate_avx2(const Half* columns, std::size_t stride, const int* which,
                                const float* weights, int num_columns, int count, float* running) {
     constexpr int kLanes = 8;
     constexpr int kRegisters = kColumnBlock / kLanes;
     for (int c = 0; c < count; c += kColumnBlock) {
-        __m256 sums[kRegisters];
-        for (int r = 0; r < kRegisters; ++r) sums[r] = _mm256_loadu_ps(running + c + r * kLanes);
-        for (int i = 0; i < num_columns; ++i) {
-            const Half* column = columns + static_cast<std::size_t>(which[i]) * stride + c;
-            const __m256 weight = _mm256_set1_ps(weights[i]);
+        for (int begin = 0; begin < num_columns; begin += kLongestSum) {
+            const int end = std::min(begin + kLongestSum, num_columns);
+            __m256 sums[kRegisters] = {};
+            for (int i = begin; i < end; ++i) {
+                const Half* column = columns + static_cast<std::size_t>(which[i]) * stride + c;
+                const __m256 weight = _mm256_set1_ps(weights[i]);
+                for (int r = 0; r < kRegisters; ++r)
+                    sums[r] = _mm256_fmadd_ps(weight, to_floats(column + r * kLanes), sums[r]);
+            }
             for (int r = 0; r < kRegisters; ++r) {
-                const auto* halves = reinterpret_cast<const __m128i*>(column + r * kLanes);
-                sums[r] =
-                    _mm256_fmadd_ps(weight, _mm256_cvtph_ps(_mm_loadu_si128(halves)), sums[r]);
+                float* total = running + c + r * kLanes;
+                _mm256_storeu_ps(total, _mm256_add_ps(_mm256_loadu_ps(total), sums[r]));
             }
         }
-        for (int r = 0; r < kRegisters; ++r) _mm256_storeu_ps(running + c + r * kLanes, sums[r]);
     }
 }
 
-FMOE_AVX2 float dot_avx2(const Half* a, const float* b, int size) {
-    __m256 even = _mm256_setzero_ps();
-    __m256 odd = _mm256_setzero_ps();
-    for (int i = 0; i < size; i += 16) {
-        const auto* halves = reinterpret_cast<const __m128i*>(a + i);
-        even =
-            _mm256_fmadd_ps(_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_loadu_ps(b + i), even);
-        odd = _mm256_fmadd_ps(_mm256_cvtph_ps(_mm_loadu_si128(halves + 1)),
-                              _mm256_loadu_ps(b + i + 8), odd);
+FMOE_AVX2 void unpack_avx2(const Half* columns, const Half* next, std::size_t stride, int num_terms,
+                           float* panel) {
+    for (int i = 0; i < num_terms; ++i) {
+        for (int c = 0; c < kColumnBlock; c += 8)
+            _mm256_storeu_ps(panel + c, to_floats(columns + c));
+        _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T1);
+        _mm_prefetch(reinterpret_cast<const char*>(next) + 64, _MM_HINT_T1);
+        next += stride;
+        columns += stride;
+        panel += kColumnBlock;
     }
-    alignas(32) float lanes[8];
-    _mm256_store_ps(lanes, _mm256_add_ps(even, odd));
-    float sum = 0;
-    for (float lane : lanes) sum += lane;
-    return sum;
+}
+
+FMOE_AVX2 void multiply_avx2(const float* queries, std::size_t stride, int num_queries,
+                             const float* panel, int num_terms, float* sums) {
+    multiply_body<8, 4>(queries, stride, num_queries, panel, num_terms, sums);
+}
+
+__attribute__((target("avx512f"))) void multiply_avx512(const float* queries, std::size_t stride,
+                                                        int num_queries, const float* panel,
+                                                        int num_terms, float* sums) {
+    multiply_body<16, 8>(queries, stride, num_queries, panel, num_terms, sums);
 }
 
 FMOE_AVX2 BestScore best_avx2(const float* dots, const float* scales, int count) {
@@ -109,26 +180,32 @@ FMOE_AVX2 BestScore best_avx2(const float* dots, const float* scales, int count)
 
 #endif
 
-constexpr SimilarityKernels kPlain{accumulate_plain, dot_plain, best_plain, "plain"};
-
-const SimilarityKernels& choose() {
+constexpr SimilarityKernels kPlain{accumulate_plain, best_plain, unpack_plain, multiply_plain,
+                                   "plain"};
 #ifdef FMOE_HAS_X86_KERNELS
-    static constexpr SimilarityKernels kAvx2{accumulate_avx2, dot_avx2, best_avx2, "avx2"};
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-        __builtin_cpu_supports("f16c"))
-        return kAvx2;
+constexpr SimilarityKernels kAvx2{accumulate_avx2, best_avx2, unpack_avx2, multiply_avx2, "avx2"};
+constexpr SimilarityKernels kAvx512{accumulate_avx2, best_avx2, unpack_avx2, multiply_avx512,
+                                    "avx512"};
 #endif
-    return kPlain;
-}
 
 }  // namespace
 
-const SimilarityKernels& similarity_kernels() {
-    static const SimilarityKernels& chosen = choose();
-    return chosen;
+std::vector<const SimilarityKernels*> runnable_similarity_kernels() {
+    std::vector<const SimilarityKernels*> runnable{&kPlain};
+#ifdef FMOE_HAS_X86_KERNELS
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+        __builtin_cpu_supports("f16c")) {
+        runnable.push_back(&kAvx2);
+        if (__builtin_cpu_supports("avx512f")) runnable.push_back(&kAvx512);
+    }
+#endif
+    return runnable;
 }
 
-const SimilarityKernels& plain_similarity_kernels() { return kPlain; }
+const SimilarityKernels& similarity_kernels() {
+    static const SimilarityKernels& chosen = *runnable_similarity_kernels().back();
+    return chosen;
+}
 
 }  // namespace fmoe

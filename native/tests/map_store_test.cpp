@@ -73,23 +73,25 @@ void known_scores_choose_as_computed_ones_do() {
     MapStore known({kGeometry, kEmbedding, 1}, 9);
     for (int round = 0; round < 30; ++round) {
         std::vector<Row> rows;
-        for (int i = 0; i < 4; ++i) rows.push_back(random_row(random));
+        const std::size_t num_rows = round % 10 == 9 ? 70 : 4;  // 70: in two parts
+        for (std::size_t i = 0; i < num_rows; ++i) rows.push_back(random_row(random));
         if (round % 3 == 0) rows[3] = rows[0];  // must replace its twin of the same batch
-        std::vector<std::vector<float>> semantic(4, std::vector<float>(9));
-        std::vector<std::vector<float>> whole(4, std::vector<float>(9));
+        std::vector<std::vector<float>> semantic(num_rows, std::vector<float>(9));
+        std::vector<std::vector<float>> whole(num_rows, std::vector<float>(9));
         std::vector<NewMap> plain;
         std::vector<NewMap> scored;
         for (std::size_t i = 0; i < rows.size(); ++i) {
             plain.push_back(rows[i].map());
             scored.push_back(rows[i].map());
-            known.semantic_scores(rows[i].embedding.data(), semantic[i].data());
+            known.semantic_scores(rows[i].embedding.data(), 1, semantic[i].data());
             known.map_scores(rows[i].probs.data(), whole[i].data());
             scored.back().semantic_scores = semantic[i].data();
             scored.back().map_scores = whole[i].data();
         }
         const auto expected = computed.insert(plain);
         CHECK(known.insert(scored) == expected);
-        if (round > 3 && round % 3 == 0) CHECK(expected[3].index == expected[0].index);
+        if (round > 3 && round % 3 == 0 && num_rows == 4)
+            CHECK(expected[3].index == expected[0].index);
         known.check_integrity();
     }
 }

@@ -1,4 +1,4 @@
-"""`fmoe store` and `fmoe bench matcher` from the command line."""
+"""`fmoe store`, `fmoe bench matcher` and `fmoe bench store` from the command line."""
 
 import json
 import threading
@@ -94,6 +94,14 @@ def test_a_file_that_is_being_written_is_waited_for(
         result = run.invoke(app, ["store", *options])
         writing.result(timeout=5)
     assert result.exit_code == 0 and words in result.output
+
+
+def test_bench_store_reports_each_model_and_the_machine() -> None:
+    arguments = ["bench", "store", "--json", "--capacity", "70", "--batch", "3", "--rounds", "1"]
+    report = json.loads(run.invoke(app, arguments).output)
+    assert [t["case"]["model"] for t in report["timings"]] == ["Mixtral-8x7B", "Qwen3-30B-A3B"]
+    assert all(t["case"]["capacity"] == 70 and t["case"]["batch"] == 3 for t in report["timings"])
+    assert report["machine"]["gflops"] > 0
 
 
 def test_bench_matcher_reports_the_search_and_the_memory() -> None:

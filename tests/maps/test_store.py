@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from reference.maps import as_stored, cosines, rdy
+from reference.maps import OneByOne, as_stored, cosines, unit
 
 from fmoe_ray.maps import EntryRef, MapStore
 
@@ -52,39 +52,55 @@ def make_store(capacity: int = 4, distance: int = 3, embedding_size: int = 5) ->
 sizes = st.fixed_dictionaries(
     {
         "num_layers": st.integers(1, 5),
-        "num_experts": st.sampled_from([1, 2, 7, 8, 9, 33]),
+        "num_experts": st.sampled_from([1, 2, 7, 8, 9, 33, 130]),
         "capacity": st.sampled_from([1, 2, 5, 64, 65, 70]),
-        "embedding_size": st.sampled_from([0, 1, 3, 64, 65]),
+        "embedding_size": st.sampled_from([0, 1, 3, 64, 65, 300]),
         "prefetch_distance": st.integers(0, 7),
     }
 )
 
 
-@settings(deadline=None, max_examples=40)
-@given(sizes, st.integers(0, 2**32 - 1), st.integers(1, 80))
-def test_4_4_a_full_store_replaces_the_entry_of_the_largest_rdy(
-    size: dict[str, Any], seed: int, num_new: int
+def confusable(rng: np.random.Generator, vectors: Floats) -> Floats:
+    """Among the vectors [n, ...] some that are equal, some of equal direction, and some that differ
+    in the last bit of one number.
+    """
+    vectors = vectors[rng.integers(len(vectors), size=len(vectors))]
+    scale = 2.0 ** rng.integers(-1, 2, size=(len(vectors), *[1] * (vectors.ndim - 1)))
+    vectors = (vectors * scale).astype(np.float32)
+    flat = vectors.reshape(len(vectors), -1)
+    for row in np.flatnonzero(rng.random(len(flat)) < 0.3 * (flat.shape[1] > 0)):
+        flat[row, rng.integers(flat.shape[1])] *= np.float32(1 + 2.0**-10)
+    return vectors
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    sizes,
+    st.integers(0, 2**32 - 1),
+    st.lists(st.sampled_from([1, 2, 7, 32, 64, 65, 150]), min_size=1, max_size=4),
+    st.booleans(),
+    st.booleans(),
+)
+def test_4_4_batches_go_where_plain_numpy_puts_their_maps_one_by_one(
+    size: dict[str, Any], seed: int, batches: list[int], are_confusable: bool, are_unit: bool
 ) -> None:
+    """To the same slots, exactly: also among ties, zero vectors and differences of 1e-7."""
     rng = np.random.default_rng(seed)
     store = MapStore(**size, top_k=1)
-    maps = random_maps(rng, (num_new, size["num_layers"], size["num_experts"]))
-    embeddings = random_embeddings(rng, (num_new, size["embedding_size"]))
-    for i in range(num_new):
-        old = len(store)
-        if old == store.capacity:
-            expected = rdy(
-                cosines(embeddings[i], stored_embeddings(store)),
-                cosines(maps[i], stored_maps(store)),
-                distance=size["prefetch_distance"],
-                num_layers=size["num_layers"],
-            )
-        (ref,) = store.insert(maps[i : i + 1], embeddings=embeddings[i : i + 1])
-        if old < store.capacity:
-            assert (ref.index, len(store)) == (old, old + 1)
-        else:
-            assert len(store) == store.capacity
-            assert expected[ref.index] == pytest.approx(expected.max(), abs=1e-5)
-        assert np.array_equal(store.entry(ref.index).probs, as_stored(maps[i]).astype(np.float32))
+    expected = OneByOne(capacity=size["capacity"], distance=size["prefetch_distance"])
+    for num_new in batches:
+        maps = random_maps(rng, (num_new, size["num_layers"], size["num_experts"]))
+        embeddings = random_embeddings(rng, (num_new, size["embedding_size"]))
+        if are_confusable:
+            maps, embeddings = confusable(rng, maps), confusable(rng, embeddings)
+        if are_unit:  # as they come from another store
+            embeddings = np.stack([as_stored(unit(row)) for row in embeddings]).astype(np.float32)
+        refs = store.native.insert(maps, embeddings, None, None, [], are_unit)
+        assert [ref.index for ref in refs] == [
+            expected.insert(*new, is_unit=are_unit) for new in zip(maps, embeddings, strict=True)
+        ]
+    assert np.array_equal(stored_maps(store), np.stack(expected.maps))
+    assert np.array_equal(stored_embeddings(store), np.stack(expected.embeddings))
     store.native.check_integrity()
 
 
@@ -111,17 +127,6 @@ def test_without_embeddings_redundancy_rests_on_the_maps_alone() -> None:
     store.insert(maps)
     (ref,) = store.insert(maps[1:])
     assert ref.index == 1
-
-
-def test_a_batch_equals_the_same_maps_one_by_one() -> None:
-    rng = np.random.default_rng(2)
-    maps, embeddings = random_maps(rng, (30, 3, 6)), random_embeddings(rng, (30, 5))
-    batch, single = make_store(), make_store()
-    batch.insert(maps, embeddings=embeddings)
-    for i in range(30):
-        single.insert(maps[i : i + 1], embeddings=embeddings[i : i + 1])
-    assert np.array_equal(stored_maps(batch), stored_maps(single))
-    assert np.array_equal(stored_embeddings(batch), stored_embeddings(single))
 
 
 @settings(deadline=None, max_examples=25)

@@ -3,10 +3,10 @@
 //
 // Shapes: L layers, J experts, C capacity, N entries so far, h embedding size.
 //
-//     columns   half  [L, J, C]   entry c of expert (l, j) lies beside entry c + 1
-//     norms     float [L, C]      1 / |P_1 .. P_l| of every entry's prefix, 0 for a zero prefix
-//     embedding half  [C, h]      scaled to length 1 (cosines do not change; halves do not
-//     overflow)
+//     columns    half  [L, J, C]      entry c of expert (l, j) lies beside entry c + 1
+//     norms      float [L, C]         1 / |P_1 .. P_l| of every entry's prefix, 0 for a zero prefix
+//     embeddings half  [C/64, h, 64]  the same in blocks of entries; scaled to length 1 (cosines do
+//                                     not change; halves do not overflow)
 //
 // Entries of one request are linked to the request's next iteration. A link names a generation:
 // when an entry is replaced its generation moves on and every link to it is void.
@@ -19,6 +19,7 @@
 
 #include "fmoe/geometry.h"
 #include "fmoe/half.h"
+#include "fmoe/huge_vector.h"
 
 namespace fmoe {
 
@@ -39,8 +40,8 @@ struct NewMap {
     const std::uint8_t* chosen = nullptr;  // [L, J], or null
     std::int32_t token_id = -1;            // input token; -1 where there is none or many
     EntryRef predecessor = {};             // the request's iteration before this one, if stored
-    // Similarities to the entries 0 .. size() - 1 as they are before the batch, where the matcher
-    // has them already; null: computed here.
+    // Similarities to all entries of a full store as they are before the batch, where a matcher
+    // that compares all columns has them already; null: computed here.
     const float* semantic_scores = nullptr;
     const float* map_scores = nullptr;
 };
@@ -65,22 +66,25 @@ public:
     std::uint64_t version() const noexcept { return version_; }
 
     // Stores the batch in order. While there is room a map takes a new entry; afterwards it
-    // replaces the most redundant one (paper 4.4: largest RDY, the lowest index of equals), which
-    // may be an earlier one of the same batch. Returns where each went; an earlier ref of the
-    // batch is stale if a later one replaced it. Throws std::invalid_argument for a probability
-    // that is negative or not finite, before anything changes.
+    // replaces the most redundant one (paper 4.4: largest RDY, the lowest index of equals, which
+    // are those less than 1e-9 apart), which may be an earlier one of the same batch. A batch is
+    // stored as its maps one by one would be, but the store is read once for up to 64 of them.
+    // Returns where each went; an earlier ref of the batch is stale if a later one replaced it.
+    // Throws std::invalid_argument for a probability that is negative or not finite, before
+    // anything changes.
     std::vector<EntryRef> insert(std::span<const NewMap> batch);
     // Stores the map as `entry`, over what is there; entry size() adds one while there is room. For
     // owners that choose what to replace themselves. Throws as insert().
     EntryRef put(int entry, const NewMap& map);
     // RDY = d/L * semantic + (L-d)/L * map, d clipped to L (paper 4.4).
-    float redundancy(float semantic_score, float map_score) const noexcept;
+    double redundancy(double semantic_score, double map_score) const noexcept;
     // Makes `next` the iteration after `previous`; does nothing where either is stale.
     void link(EntryRef previous, EntryRef next);
 
-    // Cosine with every stored embedding, [N]; zeros and false for null, for a vector without a
-    // direction (zero or not finite), or where h is 0.
-    bool semantic_scores(const float* embedding, float* scores) const;
+    // Cosines of R embeddings [R, h] with every stored one, [R, N]; returns which of the R have a
+    // direction. Zeros and false for null, for a vector that is zero or not finite, or where h is
+    // 0.
+    std::vector<bool> semantic_scores(const float* embeddings, int num_rows, float* scores) const;
     // Cosine of whole maps, [N].
     void map_scores(const float* probs, float* scores) const;
 
@@ -112,6 +116,17 @@ public:
         return inverse_prefix_norms(geometry().num_layers - 1);
     }
 
+    // Term i of an entry's embedding lies at embedding(entry)[i * embedding_stride()], beside those
+    // of the other entries of its block.
+    const Half* embedding(int entry) const noexcept;
+    static std::size_t embedding_stride() noexcept;
+    // 1 / |embedding|, readable up to padded_size().
+    const float* inverse_embedding_norms() const noexcept {
+        return inverse_embedding_norms_.data();
+    }
+    // Equal for entries of equal probabilities and embedding.
+    std::uint64_t content(int entry) const noexcept { return contents_[entry]; }
+
     // Bytes of the maps themselves, and of their embeddings, at full capacity.
     std::size_t map_bytes() const noexcept;
     std::size_t embedding_bytes() const noexcept;
@@ -121,13 +136,11 @@ public:
 
 private:
     EntryRef valid(EntryRef ref) const noexcept { return is_current(ref) ? ref : EntryRef{}; }
-    int choose_entry(const NewMap& map, int num_known, std::span<const int> changed);
-    void write(int entry, const NewMap& map);
+    EntryRef write(int entry, const NewMap& map);
     void write_probs(int entry, const float* probs);
+    std::size_t embedding_offset(int entry) const noexcept;
     void write_embedding(int entry, const float* embedding, bool is_unit);
     void write_chosen(int entry, const std::uint8_t* chosen);
-    float semantic_score(int entry, const float* unit_embedding) const;
-    float map_score(int entry, const float* probs, float inverse_norm) const;
     void check_finite(const NewMap& map) const;
 
     StoreShape shape_;
@@ -135,22 +148,17 @@ private:
     int size_ = 0;
     std::uint64_t version_ = 0;
     std::size_t stride_;
-    std::size_t embedding_stride_;
     std::size_t chosen_words_;
-    std::vector<Half> columns_;
+    HugeVector<Half> columns_;
     std::vector<float> inverse_prefix_norms_;
-    std::vector<Half> embeddings_;
+    HugeVector<Half> embeddings_;
     std::vector<float> inverse_embedding_norms_;
+    std::vector<std::uint64_t> contents_;
     std::vector<std::uint64_t> chosen_;
     std::vector<std::int32_t> token_ids_;
     std::vector<std::uint32_t> generations_;
     std::vector<EntryRef> predecessors_;
     std::vector<EntryRef> successors_;
-    std::vector<float> semantic_scratch_;
-    std::vector<float> map_scratch_;
 };
-
-// Writes `vector` scaled to length 1 into `unit`; zeros and false where it has no direction.
-bool scale_to_unit(const float* vector, int size, float* unit);
 
 }  // namespace fmoe

@@ -56,10 +56,8 @@ public:
 
 private:
     struct Row {
-        bool has_embedding = false;
-        double square = 0;            // of the prefix seen so far
-        std::vector<float> dots;      // [stride]
-        std::vector<float> semantic;  // [N]
+        double square = 0;        // of the prefix seen so far
+        std::vector<float> dots;  // [stride]
     };
 
     void check_current(int row) const;
@@ -72,6 +70,8 @@ private:
     int num_observed_ = 0;
     std::uint64_t version_ = 0;
     std::vector<Row> rows_;
+    std::vector<float> semantic_;      // [R, N]
+    std::vector<bool> has_embedding_;  // [R]
     std::vector<int> columns_;
     std::vector<float> weights_;
     mutable std::vector<float> scores_;

@@ -167,7 +167,7 @@ void bind_store(nb::module_& m) {
             "semantic_scores",
             [](const MapStore& s, const Floats& embedding) {
                 std::vector<float> scores(static_cast<std::size_t>(s.size()));
-                s.semantic_scores(checked(embedding, {s.shape().embedding_size}, "embedding"),
+                s.semantic_scores(checked(embedding, {s.shape().embedding_size}, "embedding"), 1,
                                   scores.data());
                 return to_numpy(std::move(scores), {static_cast<std::size_t>(s.size())});
             },
