@@ -165,7 +165,7 @@ class OffloadSettings(_Section):
     """Overrides the policy's own choice of victims."""
     prefetch_distance: Annotated[int, Field(ge=1)] = 3
     """d: how many layers ahead of its use an expert is prefetched. `fmoe+` weighs all distances at
-    once: there it only has to agree with the file in `store_path`."""
+    once: there it is that of the stored maps only (a file is read with its own distance)."""
     store_capacity: Annotated[int, Field(ge=1)] = 1000
     """C: expert maps kept by the store."""
     store_path: Text | None = None

@@ -24,8 +24,6 @@ def unused_settings(settings: OffloadSettings) -> list[str]:
     """
     used = set(find_policy(settings.policy).parameters)
     sometimes = {name for info in list_policies() for name in info.parameters}
-    if settings.store_path is not None:
-        used.add("prefetch_distance")  # a file of another d cannot be read
     given = {name for name in settings.model_fields_set if getattr(settings, name) is not None}
     return sorted((sometimes - used) & given)
 

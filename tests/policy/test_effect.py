@@ -30,8 +30,10 @@ def test_learned_maps_are_saved_and_shared_where_there_are_any(name: str) -> Non
         ({"offload": {"policy": "promoe", "share_maps": True}}, "offload.share_maps.*promoe"),
         ({"offload": {"policy": "lru"}, "routing": {"by_experts": True}}, "lru learns no expert"),
         ({"offload": {"share_maps": False}, "routing": {"by_experts": True}}, "share_maps is fal"),
-        ({"offload": {"policy": "fmoe+", "pooling": "last"}}, "offload.pooling.*policy fmoe"),
-        ({"offload": {"prefetch_distance": 3}}, "offload.prefetch_distance.*policy fmoe"),
+        (
+            {"offload": {"policy": "lru", "prefetch_distance": 3}},
+            "offload.prefetch_dist.*policy lru",
+        ),
         ({"routing": {"max_lead": 2}}, "routing.max_lead has no effect"),
         ({"model": {"device": "cuda"}, "offload": {"link_gbps": 2}}, "link_gbps 2 slows a CPU's"),
         ({"model": {"device": "cpu"}, "engine": {"cuda_graphs": True}}, "engine.cuda_graphs"),
@@ -47,7 +49,7 @@ def test_a_setting_without_effect_is_refused(args: Section, words: str) -> None:
     [
         {"offload": {"policy": "lru", "store_path": None}},
         {"offload": {"policy": "fmoe", "store_path": "maps", "share_maps": False}},
-        {"offload": {"policy": "fmoe+", "store_path": "maps", "prefetch_distance": 5}},
+        {"offload": {"policy": "fmoe+", "pooling": "last", "prefetch_distance": 5}},
         {"offload": {"policy": "fmoe+", "store_capacity": 9, "eviction": "lru"}},
         {"routing": {"by_experts": True, "max_lead": 2}},
         {"model": {"device": "cpu"}, "offload": {"link_gbps": 2}},

@@ -101,7 +101,7 @@ constexpr Entry kPolicies[] = {
     {"no-offload", "none", "everything resident: the latency floor", 0, make_no_offload},
     {"fmoe+", "online",
      "learns online; holds what is worth most, prefetches what pays, never loses to lru or ema",
-     kEviction | kDepth | kCapacity | kLearned, make_plus},
+     kMaps, make_plus},
     {"fmoe", "map", "the paper: expert maps, semantic and trajectory search, delta, 1/(p*freq)",
      kMaps, [](const PolicyParams& params) { return by_maps({true, true}, params); }},
     {"deepspeed", "none", "DeepSpeed-Inference: on demand, expert-agnostic; decides as lru",
