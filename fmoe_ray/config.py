@@ -322,7 +322,7 @@ def load_settings(path: str | os.PathLike[str]) -> Settings:
     args = applications[0].get("args") or {}
     if not isinstance(args, dict):
         raise ConfigError(
-            f"{path}: applications[0].args must be a mapping, not a {type(args).__name__}"
+            f"{path}: applications[0].args must be a mapping, not {type(args).__name__}"
         )
     try:
         return parse_settings(args)
