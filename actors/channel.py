@@ -23,7 +23,10 @@ from fmoe_ray.errors import EngineError, ShardLostError, UnavailableError
 logger = logging.getLogger(__name__)
 
 _LENGTH_BYTES = 4
-_MAX_MESSAGE_BYTES = 2**28  # more is a stranger's noise taken for a length
+_MAX_MESSAGE_BYTES = 2**28  # more is noise taken for a length
+_MAX_HELLO_BYTES = 2**16  # nobody unknown makes the replica hold more
+_HELLO_TIMEOUT_S = 10.0
+_CONNECT_TIMEOUT_S = 30.0
 
 
 class Address(NamedTuple):
@@ -66,9 +69,12 @@ _encode = msgspec.msgpack.Encoder().encode
 class ShardChannel:
     """The replica's end: a `Runner` that sends each plan to all shards and awaits all results."""
 
-    def __init__(self, *, num_shards: int, host: str) -> None:
+    def __init__(
+        self, *, num_shards: int, host: str, hello_timeout_s: float = _HELLO_TIMEOUT_S
+    ) -> None:
         """Listens at a free port of `host`. Needs a running event loop."""
         self._num_shards = num_shards
+        self._hello_timeout_s = hello_timeout_s
         self._socket = socket.create_server((host, 0))
         self.address = Address(host, self._socket.getsockname()[1])
         self.token = secrets.token_hex(32)
@@ -137,15 +143,24 @@ class ShardChannel:
     async def _read(self, reader: StreamReader, writer: StreamWriter) -> None:
         rank = None
         try:
-            rank = self._welcome(_hello.decode(await _receive(reader)), writer)
+            async with asyncio.timeout(self._hello_timeout_s):
+                hello = await _receive(reader, max_bytes=_MAX_HELLO_BYTES)
+            rank = self._welcome(_hello.decode(hello), writer)
             while True:
                 message = _from_shard.decode(await _receive(reader))
                 if isinstance(message, Failed):
                     self.fail(ShardLostError(f"expert shard {rank}: {message.message}"))
                 else:
                     self._collect(rank, message.result)
-        except (msgspec.DecodeError, _StrangerError) as error:
-            logger.warning("a connection that is no shard's was closed: %s", error)
+        except TimeoutError:
+            limit_s = self._hello_timeout_s
+            logger.warning("a connection that said no hello within %g s was closed", limit_s)
+        except (msgspec.DecodeError, _BadMessageError, ValueError, TypeError) as error:
+            # Of a shard's results too, where they do not fit each other: nobody answers any more.
+            if rank is None:
+                logger.warning("a connection that is no shard's was closed: %s", error)
+            else:
+                self.fail(ShardLostError(f"expert shard {rank}: {error}; this replica is replaced"))
         except (IncompleteReadError, ConnectionError):
             if rank is not None:
                 self.fail(ShardLostError(f"expert shard {rank} died; this replica is replaced"))
@@ -154,10 +169,12 @@ class ShardChannel:
                 writer.close()
 
     def _welcome(self, hello: Hello, writer: StreamWriter) -> int:
-        if not hmac.compare_digest(hello.token, self.token):
-            raise _StrangerError("its hello has a wrong token")
+        if not hmac.compare_digest(hello.token.encode(), self.token.encode()):
+            raise _BadMessageError("its hello has a wrong token")
         if not 0 <= hello.rank < self._num_shards or hello.rank in self._infos:
-            raise _StrangerError(f"rank {hello.rank} is taken or beyond {self._num_shards} shards")
+            raise _BadMessageError(
+                f"rank {hello.rank} is taken or beyond {self._num_shards} shards"
+            )
         self._writers[hello.rank] = writer
         self._infos[hello.rank] = hello.info
         if self.num_connected == self._num_shards:
@@ -181,9 +198,16 @@ async def serve_shard(
     """The shard's end: carries out plans until it is told to leave.
 
     Raises EngineError, after telling the replica, when no later step can succeed, and
-    UnavailableError when the replica is gone.
+    UnavailableError when the replica is gone or cannot be reached.
     """
-    reader, writer = await asyncio.open_connection(*address)
+    try:
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(*address)
+    except OSError as error:  # a time-out too
+        raise UnavailableError(
+            f"shard {rank} does not reach its replica at {address.host}:{address.port} within "
+            f"{_CONNECT_TIMEOUT_S:g} s: {error!r}"
+        ) from error
     try:
         writer.write(_frame(Hello(token, rank, info)))
         while isinstance(message := _from_replica.decode(await _receive(reader)), Run):
@@ -197,8 +221,8 @@ async def serve_shard(
         writer.close()
 
 
-class _StrangerError(Exception):
-    """Whoever has connected is none of this replica's shards."""
+class _BadMessageError(Exception):
+    """No shard of this replica sends such a thing."""
 
 
 def _frame(message: msgspec.Struct) -> bytes:
@@ -206,8 +230,8 @@ def _frame(message: msgspec.Struct) -> bytes:
     return len(body).to_bytes(_LENGTH_BYTES) + body
 
 
-async def _receive(reader: StreamReader) -> bytes:
+async def _receive(reader: StreamReader, *, max_bytes: int = _MAX_MESSAGE_BYTES) -> bytes:
     length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES))
-    if length > _MAX_MESSAGE_BYTES:
-        raise _StrangerError(f"it sent a message of {length} bytes")
+    if length > max_bytes:
+        raise _BadMessageError(f"it sent a message of {length} bytes")
     return await reader.readexactly(length)

@@ -7,6 +7,7 @@ from typing import Any
 import ray
 
 from fmoe_ray.actors.connection import Connection, our_errors
+from fmoe_ray.actors.in_time import in_time
 from fmoe_ray.actors.mailbox import Letter
 from fmoe_ray.client.answers import Body
 from fmoe_ray.client.transport import Endpoint
@@ -25,12 +26,12 @@ class RayTransport:
 
     def models(self) -> list[str]:
         with our_errors():
-            names: list[str] = self._call("models").result(timeout_s=self._timeout_s)
+            names: list[str] = self._result("models")
             return names
 
     def answer(self, endpoint: Endpoint, body: Body) -> Body:
         with our_errors():
-            answer: Body = self._call(_METHODS[endpoint], body).result(timeout_s=self._timeout_s)
+            answer: Body = self._result(_METHODS[endpoint], body)
             return answer
 
     def stream(self, endpoint: Endpoint, body: Body) -> Generator[Body, None, None]:
@@ -44,11 +45,19 @@ class RayTransport:
     def _call(self, method: str, *args: Any) -> Any:
         return self._connection.handle.options(method_name=method).remote(*args)
 
+    def _result(self, method: str, *args: Any) -> Any:
+        response = self._call(method, *args)
+        try:
+            return response.result(timeout_s=self._timeout_s)
+        except (TimeoutError, KeyboardInterrupt):
+            response.cancel()  # nobody reads the answer: its KV slot is for others
+            raise
+
     def _iterate(self, endpoint: Endpoint, body: Body) -> Iterator[Body]:
         method = f"stream_{_METHODS[endpoint]}"
         chunks = self._connection.handle.options(method_name=method, stream=True).remote(body)
         try:
-            yield from (chunk for chunk in chunks if chunk is not None)
+            yield from (chunk for chunk in in_time(chunks, self._timeout_s) if chunk is not None)
         finally:
             chunks.cancel()
 
@@ -58,7 +67,9 @@ class RayTransport:
         silence = Silence(self._timeout_s)
         try:
             while True:
-                has_arrived, letters = ray.get(mailbox.take.remote(stream, _POLL_S))
+                has_arrived, letters = ray.get(
+                    mailbox.take.remote(stream, _POLL_S), timeout=self._timeout_s + _POLL_S
+                )
                 for letter in letters:
                     if is_end(letter):
                         return
@@ -100,8 +111,13 @@ class AsyncRayTransport:
         self._connection.close()
 
     async def _result(self, method: str, *args: Any) -> Any:
-        async with asyncio.timeout(self._timeout_s):
-            return await self._connection.handle.options(method_name=method).remote(*args)
+        response = self._connection.handle.options(method_name=method).remote(*args)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await response
+        except (TimeoutError, asyncio.CancelledError):
+            response.cancel()  # nobody reads the answer: its KV slot is for others
+            raise
 
     async def _iterate(self, endpoint: Endpoint, body: Body) -> AsyncGenerator[Body, None]:
         method = f"stream_{_METHODS[endpoint]}"
@@ -126,7 +142,8 @@ class AsyncRayTransport:
         silence = Silence(self._timeout_s)
         try:
             while True:
-                has_arrived, letters = await mailbox.take.remote(stream, _POLL_S)
+                async with asyncio.timeout(self._timeout_s + _POLL_S):
+                    has_arrived, letters = await mailbox.take.remote(stream, _POLL_S)
                 for letter in letters:
                     if is_end(letter):
                         return

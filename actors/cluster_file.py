@@ -52,7 +52,15 @@ def find_cluster_mistakes(document: dict[str, Any]) -> list[str]:
     except ValidationError as error:
         where = ".".join(str(part) for part in error.absolute_path)
         return [f"{where}: {error.message}" if where else error.message]
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+    # It reads parts before it checks their types, and asserts what it needs of others.
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        AssertionError,
+        RuntimeError,
+    ) as error:
         return [f"Ray refuses it: {error}"]
     return list(_node_mistakes(document))
 
@@ -64,9 +72,10 @@ def _node_mistakes(document: dict[str, Any]) -> Iterator[str]:
         return
     for name, node_type in document["available_node_types"].items():
         where = f"available_node_types.{name}"
-        for key in node_type.get("node_config", {}):
+        node_config = node_type.get("node_config") or {}
+        for key in node_config:
             if key not in known:
                 yield f"{where}.node_config.{key}: {provider} does not know this key"
-        is_gpu = "guestAccelerators" in node_type.get("node_config", {})
-        if provider == "gcp" and is_gpu and "GPU" not in node_type.get("resources", {}):
+        is_gpu = "guestAccelerators" in node_config
+        if provider == "gcp" and is_gpu and "GPU" not in (node_type.get("resources") or {}):
             yield f"{where}.resources: state GPU; Ray does not find it out on gcp, and never scales"

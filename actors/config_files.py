@@ -3,11 +3,11 @@
 import os
 from pathlib import Path
 
-import yaml
-
 from fmoe_ray.actors.cluster_file import find_cluster_mistakes
 from fmoe_ray.actors.rayservice_file import find_rayservice_mistakes
 from fmoe_ray.actors.serve_file import find_serve_mistakes
+from fmoe_ray.config import parse_yaml
+from fmoe_ray.errors import ConfigError
 
 
 def find_mistakes(path: str | os.PathLike[str]) -> list[str]:
@@ -16,11 +16,11 @@ def find_mistakes(path: str | os.PathLike[str]) -> list[str]:
     Serve configuration files, cluster files for `ray up`, and KubeRay's RayService manifests.
     """
     try:
-        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        document = parse_yaml(Path(path).read_bytes())
     except OSError as error:
         return [f"cannot be read: {error.strerror}"]
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        return [f"not YAML: {error}"]
+    except ConfigError as error:
+        return [str(error)]
     if isinstance(document, dict):
         if "kind" in document:
             return find_rayservice_mistakes(document)

@@ -15,9 +15,11 @@ from fmoe_ray.actors.resources import shard_resources
 from fmoe_ray.actors.shard import RemoteShard
 from fmoe_ray.config import Settings
 from fmoe_ray.engine.backend import Backend
-from fmoe_ray.errors import CapacityError, FmoeError, ShardLostError
+from fmoe_ray.errors import CapacityError, FmoeError, ShardLostError, StepTimeoutError
 
 logger = logging.getLogger(__name__)
+
+_PID_TIMEOUT_S = 10.0
 
 
 class ShardGang:
@@ -75,7 +77,7 @@ class ShardGang:
             logger.warning("%d shards had not left after %g s", len(left), timeout_s)
 
     async def lost(self) -> ShardLostError:
-        """Waits, without polling, until a shard has gone."""
+        """Watches, without polling: waits for ever while all shards live."""
         await asyncio.wait(self._runs, return_when=asyncio.FIRST_COMPLETED)
         error = self._first_error()
         if isinstance(error, ShardLostError):
@@ -83,7 +85,14 @@ class ShardGang:
         return ShardLostError(f"an expert shard has stopped: {error}")
 
     async def pids(self) -> list[int]:
-        return list(await asyncio.gather(*[actor.pid.remote() for actor in self._actors]))
+        """Raises StepTimeoutError if a shard does not answer."""
+        try:
+            async with asyncio.timeout(_PID_TIMEOUT_S):
+                return list(await asyncio.gather(*[actor.pid.remote() for actor in self._actors]))
+        except TimeoutError as error:
+            raise StepTimeoutError(
+                f"a shard has not told its process id for {_PID_TIMEOUT_S:g} s"
+            ) from error
 
     def _first_error(self) -> FmoeError | None:
         for rank, run in enumerate(self._runs):

@@ -4,8 +4,10 @@ Bodies are those of the HTTP API. Whoever can make these calls is inside the clu
 asked for.
 """
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
 
@@ -13,7 +15,7 @@ from fmoe_ray.api.body import parse_body
 from fmoe_ray.api.calls import Call, begin
 from fmoe_ray.api.schemas import ChatCompletionRequest, CompletionRequest
 from fmoe_ray.api.service import Service
-from fmoe_ray.errors import FmoeError
+from fmoe_ray.errors import FmoeError, UnavailableError
 
 Body = dict[str, Any]
 _BODY_TYPES: dict[str, type[ChatCompletionRequest | CompletionRequest]] = {
@@ -25,6 +27,7 @@ _BODY_TYPES: dict[str, type[ChatCompletionRequest | CompletionRequest]] = {
 class HandleCalls:
     """A replica's methods for Serve handles. They raise the exceptions of this package."""
 
+    mailbox_timeout_s = 30.0
     _service: Service
 
     async def models(self) -> list[str]:
@@ -49,23 +52,39 @@ class HandleCalls:
             yield chunk
 
     async def push(self, endpoint: str, body: Body, mailbox: Any, stream: int) -> None:
-        """Sends a stream to a `Mailbox`, errors included."""
-        try:
-            async for chunk in self._chunks(endpoint, body):
+        """Sends a stream to a `Mailbox`, errors included. Raises UnavailableError if the mailbox
+        takes nothing: the request ends, and its KV slot is free.
+        """
+        async with aclosing(self._chunks(endpoint, body)) as chunks:
+            end: FmoeError | None = None
+            while True:
+                try:
+                    chunk = await anext(chunks)
+                except StopAsyncIteration:
+                    break
+                except FmoeError as error:
+                    end = error
+                    break
                 # Tokens that come while this waits are in the next chunk: the engine joins them.
-                if not await mailbox.put.remote(stream, [] if chunk is None else [chunk]):
+                if not await self._put(mailbox, stream, [] if chunk is None else [chunk]):
                     return
-            end = None
-        except FmoeError as error:
-            end = error
-        await mailbox.put.remote(stream, [end])
+            await self._put(mailbox, stream, [end])
+
+    async def _put(self, mailbox: Any, stream: int, letters: list[Any]) -> bool:
+        try:
+            async with asyncio.timeout(self.mailbox_timeout_s):
+                return bool(await mailbox.put.remote(stream, letters))
+        except TimeoutError as error:
+            raise UnavailableError(
+                f"the client's mailbox has taken nothing for {self.mailbox_timeout_s:g} s"
+            ) from error
 
     async def _whole(self, endpoint: str, body: Body) -> Body:
         call = await self._begin(endpoint, body)
         with call.stream:
             return await call.whole()
 
-    async def _chunks(self, endpoint: str, body: Body) -> AsyncIterator[Body | None]:
+    async def _chunks(self, endpoint: str, body: Body) -> AsyncGenerator[Body | None, None]:
         call = await self._begin(endpoint, body)
         with call.stream:
             async for chunk in call.chunks(self._service.settings.keep_alive_s):

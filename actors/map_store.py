@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fmoe_ray.engine.map_exchange import Version
-from fmoe_ray.errors import StoreError
+from fmoe_ray.errors import FingerprintError, StoreError
+from fmoe_ray.maps.map_file import MapFile
 from fmoe_ray.maps.matcher import Matcher
 from fmoe_ray.maps.named import NamedMaps, NamedStore
 from fmoe_ray.maps.store import MapStore
@@ -30,6 +31,7 @@ TAKE_FOR_S = 0.5
 _TAKEN_AT_ONCE = 32  # compared with the store in one pass
 MAX_SEGMENTS = 16
 _FORGET_READER_S = 60.0
+_LOCK_TIMEOUT_S = 2.0  # a caller waits meanwhile; what is not saved now is saved later
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,10 +93,10 @@ class ExpertMapStore:
         """
         self._put = put
         self._clock = clock
-        self._path = None if path is None else Path(path)
+        self._file = None if path is None else MapFile(Path(path), lock_timeout_s=_LOCK_TIMEOUT_S)
         self._maps = MapStore.empty(header, capacity=header.capacity)
-        if self._path is not None and self._path.exists():
-            self._maps.merge(MapStore.load(self._path, like=self._maps))
+        if self._file is not None:
+            self._file.read_into(self._maps)
         self._named = NamedStore(self._maps)
         self._matcher = Matcher(self._maps)
         self._version = Version(life=secrets.randbits(62) + 1)
@@ -168,15 +170,17 @@ class ExpertMapStore:
             num_duplicates=self._num_duplicates,
             num_segments=len(self._segments),
             readers={reader: version for reader, (version, _) in self._readers.items()},
-            path=None if self._path is None else str(self._path),
+            path=None if self._file is None else str(self._file.path),
             pid=os.getpid(),
         )
 
     def save(self) -> None:
-        """Replaces the file at once or not at all. Raises StoreError if it cannot be written."""
+        """Replaces the file at once or not at all; what others have saved there is kept and
+        published. Raises as `MapFile.save`.
+        """
         self._saved_s = self._clock()
-        if self._path is not None:
-            self._maps.save(self._path)
+        if self._file is not None:
+            self._pending += self._file.save(self._named).names.tolist()
         self._is_saved = True
 
     def _accept_in_time(self, maps: NamedMaps) -> int:
@@ -214,7 +218,7 @@ class ExpertMapStore:
     def _save_or_say_why(self) -> None:
         try:
             self.save()
-        except StoreError:  # the maps are still here, and the replicas go on
+        except (StoreError, FingerprintError):  # the maps are still here, and the replicas go on
             logger.exception("the expert maps could not be saved")
 
     def check_integrity(self) -> None:

@@ -7,6 +7,8 @@ nothing.
 import logging
 import threading
 import uuid
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -14,11 +16,12 @@ import huggingface_hub
 import numpy as np
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from numpy.typing import NDArray
+from ray.exceptions import RayError
 from tokenizers import Tokenizer
 
 from fmoe_ray.actors.map_link import RemoteMapStore, get_within
-from fmoe_ray.engine.map_exchange import Version
-from fmoe_ray.errors import FmoeError, StoreUnavailableError
+from fmoe_ray.engine.map_exchange import Update, Version
+from fmoe_ray.errors import CheckpointError, FmoeError, StoreUnavailableError
 from fmoe_ray.maps.named import NamedMaps
 from fmoe_ray.maps.token_maps import TokenMaps
 from fmoe_ray.models.checkpoint import is_hub_name, resolve
@@ -30,12 +33,30 @@ _EVERY_S = 2.0
 _MAX_CHARS = 4096  # more tells nothing new and costs time on the way of a request
 
 
+def fetch_maps(model_name: str, reader: str, since: Version) -> Update:
+    """What the model's store has that `reader` lacks. Raises StoreUnavailableError where none
+    answers, and what the store raises.
+    """
+    segments = RemoteMapStore.get(model_name).sync(reader, NamedMaps.none(), since)
+    return Update(version=segments.version, num_taken=0, maps=get_within(segments.refs))
+
+
 class PromptMaps:
     """`predict` may be called from any thread."""
 
-    def __init__(self, model_path: str, model_name: str) -> None:
+    def __init__(
+        self,
+        model_path: str,
+        model_name: str,
+        *,
+        fetch: Callable[[str, str, Version], Update] = fetch_maps,
+        every_s: float = _EVERY_S,
+    ) -> None:
         self._model_path = model_path
         self._model_name = model_name
+        self._fetch = fetch
+        self._every_s = every_s
+        self._is_closing = threading.Event()
         self._tokenizer: Tokenizer | None = None
         self._maps = TokenMaps()
         self._lock = threading.Lock()
@@ -57,14 +78,19 @@ class PromptMaps:
         with self._lock:
             return self._maps.predict(prompt)
 
+    def close(self) -> None:
+        """The thread ends with its round; does not wait for it."""
+        self._is_closing.set()
+
     def run_once(self) -> None:
-        """Reads what is new. Raises StoreUnavailableError."""
-        store = RemoteMapStore.get(self._model_name)
-        segments = store.sync(self._reader, NamedMaps.none(), self._version)
-        for maps in get_within(segments.refs):
-            with self._lock:
+        """Reads what is new. Raises as `fetch`."""
+        update = self._fetch(self._model_name, self._reader, self._version)
+        with self._lock:
+            if update.version.life != self._version.life:
+                self._maps = TokenMaps()  # it sends everything again, of another model perhaps
+            for maps in update.maps:
                 self._maps.add(maps)
-        self._version = segments.version
+        self._version = update.version
 
     def _run(self) -> None:
         try:
@@ -72,13 +98,18 @@ class PromptMaps:
         except (FmoeError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
             logger.warning("requests are not routed by experts, no tokenizer.json: %s", error)
             return
-        pause = threading.Event()
-        while True:
+        has_warned = False
+        while not self._is_closing.is_set():
             try:
                 self.run_once()
+                has_warned = False
             except StoreUnavailableError:
                 pass  # until the first replica has made one, and while it restarts
-            pause.wait(_EVERY_S)
+            except (FmoeError, RayError) as error:
+                if not has_warned:
+                    logger.warning("requests are not routed by new expert maps: %s", error)
+                has_warned = True
+            self._is_closing.wait(self._every_s)
 
 
 def prompt_of(request: Any) -> str | list[int]:
@@ -98,8 +129,12 @@ def prompt_of(request: Any) -> str | list[int]:
 
 def _load_tokenizer(path: str) -> Tokenizer:
     if is_hub_name(path):
-        return Tokenizer.from_file(huggingface_hub.hf_hub_download(path, "tokenizer.json"))
-    file = resolve(path) / "tokenizer.json"
-    if not file.is_file():
+        file = huggingface_hub.hf_hub_download(path, "tokenizer.json")
+    else:
+        file = str(resolve(path) / "tokenizer.json")
+    if not Path(file).is_file():
         raise FileNotFoundError(f"{file} is missing")
-    return Tokenizer.from_file(str(file))
+    try:
+        return Tokenizer.from_file(file)
+    except Exception as error:  # of a damaged file the library raises nothing narrower
+        raise CheckpointError(f"{file} cannot be read: {error}") from error

@@ -6,11 +6,11 @@ The models name the fields of the `ray.io/v1` definition; deep inside a pod anyt
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fmoe_ray.actors.serve_file import find_serve_mistakes
-from fmoe_ray.config import describe
+from fmoe_ray.config import describe, parse_yaml
+from fmoe_ray.errors import ConfigError
 
 Anything = dict[str, Any]
 
@@ -149,9 +149,9 @@ def find_rayservice_mistakes(document: dict[str, Any]) -> list[str]:
 
 def _content_mistakes(spec: _Spec) -> Iterator[str]:
     try:
-        serve = yaml.safe_load(spec.serveConfigV2)
-    except yaml.YAMLError as error:
-        yield f"spec.serveConfigV2: not YAML: {error}"
+        serve = parse_yaml(spec.serveConfigV2)
+    except ConfigError as error:
+        yield f"spec.serveConfigV2: {error}"
     else:
         for mistake in find_serve_mistakes(serve):
             yield f"spec.serveConfigV2: {mistake}"

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import weakref
 from typing import Any
 
 from ray.serve.config import RequestRouterConfig
@@ -23,6 +24,7 @@ class ExpertAffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no t
         self._max_lead = int(settings["max_lead"])
         self._prompts = PromptMaps(settings["model_path"], settings["model_name"])
         self._prompts.start()
+        weakref.finalize(self, self._prompts.close)  # Serve drops routers without a word
 
     async def choose_replicas(
         self,

@@ -1,21 +1,23 @@
 """Checks a Serve configuration file without a cluster, more strictly than Serve does.
 
-Serve ignores keys it does not know; here they are mistakes.
+Serve ignores keys it does not know; here they are mistakes. Nothing that a file names is imported
+or called but what is this package's own: a file is checked before it is trusted.
 """
 
 import inspect
 import types
 from collections.abc import Iterator
-from importlib import import_module
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from ray.serve.schema import ServeDeploySchema
 
+from fmoe_ray.actors.autoscaling import TokenLoadPolicy
+from fmoe_ray.actors.import_path import look_up, without_imports
 from fmoe_ray.actors.replica import ReplicaDeployment
 from fmoe_ray.config import Settings, describe
 from fmoe_ray.errors import ConfigError
-from fmoe_ray.policy import check_policy
+from fmoe_ray.policy import check_settings
 
 _PLACED_BY_BUILDER = ("placement_group_bundles", "placement_group_strategy", "ray_actor_options")
 
@@ -25,9 +27,11 @@ def find_serve_mistakes(document: object) -> list[str]:
     if not isinstance(document, dict) or not document.get("applications"):
         return ["no applications: list; is it a Serve configuration file?"]
     try:
-        ServeDeploySchema.model_validate(document)
+        ServeDeploySchema.model_validate(without_imports(document))
     except ValidationError as error:
         return [describe(error)]
+    except (AttributeError, TypeError) as error:  # its validators meet a part of the wrong type
+        return [f"Serve refuses it: {error}"]
     mistakes = [f"{key}: Serve does not know this key" for key in _unknown_keys(document)]
     for index, application in enumerate(document["applications"]):
         where = f"applications.{index}"
@@ -69,16 +73,16 @@ def _holds_model(annotation: Any) -> bool:
 
 def _application_mistakes(application: dict[str, Any]) -> Iterator[str]:
     import_path = str(application["import_path"])
-    module, _, name = import_path.replace(":", ".").rpartition(".")
     try:
-        builder = getattr(import_module(module), name)
+        builder = look_up(import_path)
     except (ImportError, AttributeError, ValueError) as error:
         yield f"import_path: {import_path} cannot be imported: {error}"
         return
+    if builder is None:
+        return
     yield from _argument_mistakes(builder, application.get("args") or {})
-    if module.startswith("fmoe_ray."):
-        for deployment in application.get("deployments") or []:
-            yield from _deployment_mistakes(deployment)
+    for deployment in application.get("deployments") or []:
+        yield from _deployment_mistakes(deployment)
 
 
 def _argument_mistakes(builder: Any, args: dict[str, Any]) -> Iterator[str]:
@@ -90,7 +94,7 @@ def _argument_mistakes(builder: Any, args: dict[str, Any]) -> Iterator[str]:
     try:
         settings = parameters[0].annotation.model_validate(args)
         if isinstance(settings, Settings):
-            check_policy(settings.offload)
+            check_settings(settings)
     except ValidationError as error:
         yield f"args: {describe(error)}"
     except ConfigError as error:
@@ -110,20 +114,28 @@ def _deployment_mistakes(deployment: dict[str, Any]) -> Iterator[str]:
     where = f"deployments.{name}.autoscaling_config"
     for mistake in _scaling_mistakes(deployment.get("autoscaling_config") or {}):
         yield f"{where}.{mistake}"
+    router = (deployment.get("request_router_config") or {}).get("request_router_class")
+    if router is not None:
+        try:
+            look_up(str(router))
+        except (ImportError, AttributeError, ValueError) as error:
+            where = f"deployments.{name}.request_router_config.request_router_class"
+            yield f"{where}: {router} cannot be imported: {error}"
 
 
 def _scaling_mistakes(scaling: dict[str, Any]) -> Iterator[str]:
     policy = scaling.get("policy") or {}
+    if not isinstance(policy, dict):
+        yield f"policy: must be a mapping, got {policy!r}"
+        return
     path = str(policy.get("policy_function", ""))
     if not path:
         return
     if "target_ongoing_requests" in scaling:
         yield "target_ongoing_requests: policy decides instead; remove one of the two"
-    module, _, name = path.replace(":", ".").rpartition(".")
     try:
-        found = getattr(import_module(module), name)
-        if inspect.isclass(found):
-            found(**(policy.get("policy_kwargs") or {}))
+        if look_up(path) is TokenLoadPolicy:
+            TokenLoadPolicy(**(policy.get("policy_kwargs") or {}))
     except (ImportError, AttributeError, ValueError) as error:
         yield f"policy.policy_function: {path} cannot be imported: {error}"
     except (TypeError, ConfigError) as error:

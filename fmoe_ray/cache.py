@@ -67,7 +67,7 @@ class HostStore:
         Fill every blob and `seal()` unless `is_complete` already. Blocks up to `timeout_s` while
         another process fills it. Raises CapacityError before the first byte is written if it does
         not fit, FingerprintError if a live store of that name is another model's, StepTimeoutError,
-        ConfigError for impossible arguments.
+        ConfigError for impossible arguments and for what another user has put in its place.
         """
         try:
             return cls(

@@ -7,13 +7,21 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from fmoe_ray.errors import ConfigError
 
+_RECORD_BYTES = 2 * 2**30
 _BYTES = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 
@@ -118,17 +126,23 @@ def _size(value: object) -> object:
 
 SizeField = Annotated[int, BeforeValidator(_size), Field(gt=0)]
 
+Text = Annotated[str, Field(min_length=1)]
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        arbitrary_types_allowed=True,
+        hide_input_in_errors=True,  # a log is no place for a key
     )
 
 
 class ModelSettings(_Section):
-    path: str = "tiny"
+    path: Text = "tiny"
     """A checkpoint folder, a hub name, or `tiny`: the demonstration model inside the package."""
-    served_name: str | None = None
+    served_name: Text | None = None
     """The name in `/v1/models` and in requests; the last part of `path` if not given."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes a GPU where there is one."""
@@ -137,7 +151,8 @@ class ModelSettings(_Section):
 
     @property
     def name(self) -> str:
-        return self.served_name or Path(self.path).name
+        name = self.served_name or Path(self.path).name
+        return name if name not in ("", "..") else Path(self.path).resolve().name or self.path
 
 
 class OffloadSettings(_Section):
@@ -149,10 +164,11 @@ class OffloadSettings(_Section):
     eviction: Literal["policy", "lru", "lfu", "ema", "fmoe"] = "policy"
     """Overrides the policy's own choice of victims."""
     prefetch_distance: Annotated[int, Field(ge=1)] = 3
-    """d: how many layers ahead of its use an expert is prefetched."""
+    """d: how many layers ahead of its use an expert is prefetched. `fmoe+` weighs all distances at
+    once: there it is that of the stored maps only (a file is read with its own distance)."""
     store_capacity: Annotated[int, Field(ge=1)] = 1000
     """C: expert maps kept by the store."""
-    store_path: str | None = None
+    store_path: Text | None = None
     """Where learned maps are saved and loaded from; none keeps them in memory only. Where maps are
     shared the store's actor reads and writes it, on the head node while that lives."""
     share_maps: bool = True
@@ -166,11 +182,20 @@ class OffloadSettings(_Section):
     """Prefetches handed to the link at once."""
     link_gbps: Annotated[float, Field(gt=0)] | None = None
     """CPU device only: throttles copies to this rate (GB/s), to study a slower link."""
-    record_path: str | None = None
-    """Writes a routing trace of everything served to this file, when the shards leave. In a cluster
+    record_path: Text | None = None
+    """Writes a routing trace of what was served to this file, when the shards leave. In a cluster
     each replica has a file of its own: its identity stands before the suffix."""
+    record_bytes: SizeField = _RECORD_BYTES
+    """Recording ends for good, with a warning, at this size: until it is written the trace lies in
+    the host's memory, and takes as much again while it is."""
     transfer_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """A step that waits longer for an expert fails with an error instead of hanging."""
+
+    @model_validator(mode="after")
+    def _limits_a_record_that_is_made(self) -> Self:
+        if self.record_path is None and self.record_bytes != _RECORD_BYTES:
+            raise ValueError("record_bytes has no effect without record_path; give both or neither")
+        return self
 
 
 class EngineSettings(_Section):
@@ -208,8 +233,8 @@ class ShardSettings(_Section):
 
 
 class ServerSettings(_Section):
-    api_keys: tuple[str, ...] = ()
-    """Accepted bearer tokens; none means that no key is asked for."""
+    api_keys: tuple[Annotated[str, Field(min_length=1)], ...] = Field(default=(), repr=False)
+    """Accepted bearer tokens; none means that no key is asked for. No message repeats them."""
     keep_alive_s: Annotated[float, Field(gt=0)] = 10.0
     """A stream without tokens for this long sends a comment, so that proxies keep it open."""
     stream_interval_ms: Annotated[float, Field(ge=0)] = 4.0
@@ -241,14 +266,16 @@ class Settings(_Section):
 
 
 def describe(error: ValidationError) -> str:
-    """One line a mistake: the key, what is wrong, the value."""
+    """One line a mistake: the key, what is wrong, the value unless a secret may be in it."""
     lines = []
     for item in error.errors():
         key = ".".join(str(part) for part in item["loc"]) or "(top level)"
         if item["type"] == "extra_forbidden":
             lines.append(f"{key}: unknown setting; remove it or correct its spelling")
         else:
-            lines.append(f"{key}: {item['msg']}, got {item['input']!r}")
+            is_plain = isinstance(item["input"], str | int | float | None)
+            shows = is_plain and "api_keys" not in item["loc"]
+            lines.append(f"{key}: {item['msg']}" + f", got {item['input']!r}" * shows)
     return "; ".join(lines)
 
 
@@ -260,17 +287,31 @@ def parse_settings(args: dict[str, Any]) -> Settings:
         raise ConfigError(describe(error)) from error
 
 
+def read_yaml(path: str | os.PathLike[str]) -> Any:
+    """Raises ConfigError naming the file if it cannot be read or is not YAML."""
+    try:
+        return parse_yaml(Path(path).read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def parse_yaml(text: str | bytes) -> Any:
+    """Bytes are UTF-8. Raises ConfigError for anything but YAML."""
+    try:
+        return yaml.safe_load(text if isinstance(text, str) else text.decode("utf-8"))
+    # A value that does not fit its tag, such as 2001-99-99, raises whatever Python's own type does.
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"not YAML: {error}") from error
+
+
 def load_settings(path: str | os.PathLike[str]) -> Settings:
     """Reads `applications[0].args` of a Serve configuration file.
 
     Raises ConfigError if the file is missing, is not YAML, or holds wrong settings.
     """
-    try:
-        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not YAML: {error}") from error
+    document = read_yaml(path)
     applications = document.get("applications") if isinstance(document, dict) else None
     if (
         not isinstance(applications, list)
@@ -280,7 +321,9 @@ def load_settings(path: str | os.PathLike[str]) -> Settings:
         raise ConfigError(f"{path}: no applications: list; is it a Serve configuration file?")
     args = applications[0].get("args") or {}
     if not isinstance(args, dict):
-        raise ConfigError(f"{path}: applications[0].args must be a mapping, got {args!r}")
+        raise ConfigError(
+            f"{path}: applications[0].args must be a mapping, not {type(args).__name__}"
+        )
     try:
         return parse_settings(args)
     except ConfigError as error:

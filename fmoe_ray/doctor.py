@@ -11,6 +11,8 @@ from pathlib import Path
 import pynvml
 from packaging.requirements import Requirement
 
+from fmoe_ray.pcie import read_link
+
 SHM = Path("/dev/shm")
 STORE_PREFIX = "fmoe-"
 _GIB = 2**30
@@ -113,22 +115,12 @@ def _gpus() -> Iterator[Finding]:
 def _gpu(index: int) -> Finding:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    generation = pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)
-    width = pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle)
-    full_width = pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle)
+    link = read_link(handle)
     free, total = int(memory.free) / _GIB, int(memory.total) / _GIB
-    value = (
-        f"{pynvml.nvmlDeviceGetName(handle)}, {free:.1f} of {total:.1f} GiB free, "
-        f"PCIe {generation} x{width}{_numa(pynvml.nvmlDeviceGetPciInfo(handle).busId)}"
-    )
-    remedy = "" if width >= full_width else f"the link could be x{full_width}: check the slot"
-    return Finding(name=f"gpu {index}", value=value, is_ok=width >= full_width, remedy=remedy)
-
-
-def _numa(bus_id: str) -> str:
-    node = Path("/sys/bus/pci/devices") / bus_id.lower()[-12:] / "numa_node"
-    text = node.read_text().strip() if node.is_file() else "-1"
-    return "" if text == "-1" else f", NUMA node {text}"
+    value = f"{pynvml.nvmlDeviceGetName(handle)}, {free:.1f} of {total:.1f} GiB free, {link}"
+    is_ok = link.width >= link.full_width
+    remedy = "" if is_ok else f"the link could be x{link.full_width}: check the slot"
+    return Finding(name=f"gpu {index}", value=value, is_ok=is_ok, remedy=remedy)
 
 
 def _versions(names: tuple[str, ...]) -> Iterator[Finding]:

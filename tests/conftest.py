@@ -1,6 +1,7 @@
 """Shared by all tests: no unit test may start Ray."""
 
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -17,13 +18,10 @@ def _no_ray_in_unit_tests(
 ) -> Iterator[None]:
     """Tests that start a cluster carry the marker `ray`."""
     if request.node.get_closest_marker("ray") is None:
-        import sys
 
-        ray = sys.modules.get("ray")
-        if ray is not None:
+        def refuse(*_: Any, **__: Any) -> None:
+            raise AssertionError("a test without the marker `ray` called ray.init")
 
-            def refuse(*_: Any, **__: Any) -> None:
-                raise AssertionError("a test without the marker `ray` called ray.init")
-
-            monkeypatch.setattr(ray, "init", refuse)
+        # Imported for it, not only where it is already: a test may import it in its own body.
+        monkeypatch.setattr(import_module("ray"), "init", refuse)
     yield

@@ -285,13 +285,19 @@ def families(
     ] = None,
 ) -> None:
     """Which model families load and run: a tiny random model of each, beside transformers'."""
+    from fmoe_ray.errors import ConfigError
     from fmoe_ray.evaluate.families import survey, table
 
+    if write is not None and not Path(write).parent.is_dir():  # before the work, not after it
+        raise ConfigError(f"--write {write}: {Path(write).parent} is no folder; make it first")
     text = table(survey())
     if write is None:
         typer.echo(text)
-    else:
+        return
+    try:
         Path(write).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--write {write}: cannot be written: {error.strerror}") from error
 
 
 @app.command()

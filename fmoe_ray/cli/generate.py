@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from fmoe_ray.cli.app import app
-from fmoe_ray.config import Budget, OffloadSettings, Settings, load_settings
+from fmoe_ray.config import Budget, OffloadSettings, RoutingSettings, Settings, load_settings
 from fmoe_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ def _settings(config: Path | None, expert_budget: str | None, policy: str | None
     offload = settings.offload.model_copy(update=changes)
     if policy is not None:
         offload = _without_unused(offload)
-    return settings.model_copy(update={"offload": offload})
+    # Between replicas: there are none here.
+    return settings.model_copy(update={"offload": offload, "routing": RoutingSettings()})
 
 
 def _without_unused(offload: OffloadSettings) -> OffloadSettings:

@@ -7,6 +7,7 @@ import typer
 
 app = typer.Typer(no_args_is_help=True, help="Look into, merge and prune expert-map files.")
 
+_LOCK_TIMEOUT_S = 60.0
 _Files = Annotated[list[Path], typer.Argument(help="Expert-map files of one model, in order.")]
 
 
@@ -35,14 +36,18 @@ def merge(
 ) -> None:
     """Join files; where they do not all fit, the most redundant maps are replaced."""
     from fmoe_ray.maps import MapStore
+    from fmoe_ray.maps.file_lock import lock_beside
     from fmoe_ray.maps.store_file import read_header
 
-    capacity = capacity or max(read_header(file).capacity for file in files)
-    first, *others = files
-    result = MapStore.load(first).copy(capacity=capacity)
-    for file in others:
-        result.merge(MapStore.load(file, like=result))
-    result.save(output)
+    for file in files:  # before anything is made where there is no such file
+        read_header(file)
+    with lock_beside(output, timeout_s=_LOCK_TIMEOUT_S):  # it may be one of the files
+        capacity = capacity or max(read_header(file).capacity for file in files)
+        first, *others = files
+        result = MapStore.load(first).copy(capacity=capacity)
+        for file in others:
+            result.merge(MapStore.load(file, like=result))
+        result.save(output)
     typer.echo(f"{output}: {len(result)} maps of {len(files)} files")
 
 
@@ -57,10 +62,14 @@ def prune(
 ) -> None:
     """Keep so many maps, dropping the most redundant."""
     from fmoe_ray.maps import MapStore
+    from fmoe_ray.maps.file_lock import lock_beside
+    from fmoe_ray.maps.store_file import read_header
 
-    store = MapStore.load(file)
-    result = store.copy(capacity=capacity)
-    result.save(output or file)
+    read_header(file)  # as above
+    with lock_beside(output or file, timeout_s=_LOCK_TIMEOUT_S):
+        store = MapStore.load(file)
+        result = store.copy(capacity=capacity)
+        result.save(output or file)
     typer.echo(f"{output or file}: {len(result)} of {len(store)} maps")
 
 

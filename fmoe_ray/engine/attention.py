@@ -42,7 +42,8 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     """[1, T, heads, D] for `query` [1, heads, T, D]; transformers' attention interface."""
     window: int | None = module._fmoe_window if sliding_window is None else sliding_window
-    if ops.is_decoding():
+    # A runner on the CPU has no decode steps; one on the GPU may be in one, on another thread.
+    if query.is_cuda and ops.is_decoding():
         return _attend_once(module, query, key, value, scaling, window, **kwargs), None
     cache: KVCache = module._fmoe_cache
     special = hasattr(module, "sinks") or any(kwargs.get(name) is not None for name in _SPECIAL)

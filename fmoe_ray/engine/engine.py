@@ -21,6 +21,9 @@ from fmoe_ray.errors import EngineError, FmoeError, StepTimeoutError, Unavailabl
 
 logger = logging.getLogger(__name__)
 
+MAX_FAILED_STEPS = 5
+"""In a row. One alone may be the fault of what it computed; so many are the machine's."""
+
 
 class EngineObserver(Protocol):
     """Told what happens, for metrics. Called on the engine's loop: must not wait or raise."""
@@ -68,6 +71,7 @@ class Engine:
         self._work = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
         self._num_steps = 0
+        self._num_failed_in_a_row = 0
         self._step_began_s: float | None = None
         self._failure: FmoeError | None = None
         self._has_failed = asyncio.Event()
@@ -193,13 +197,19 @@ class Engine:
             self._step_began_s = None
 
     def _take(self, plan: StepPlan, result: StepResult) -> None:
+        """Raises EngineError where step after step fails: another replica may do better."""
         if result.error is not None:
             logger.error("step %d failed: %s", plan.step, result.error)
+            self._num_failed_in_a_row += 1
+        elif plan.rows:  # a plan that only ends requests computes nothing
+            self._num_failed_in_a_row = 0
         self._num_steps += 1
         events = self._scheduler.take(result, self._clock())
         for observer in self._observers:
             observer.step_done(plan, result, self._scheduler.num_waiting)
         self._deliver(events)
+        if self._num_failed_in_a_row >= MAX_FAILED_STEPS:
+            raise EngineError(f"{MAX_FAILED_STEPS} steps in a row failed; the last: {result.error}")
 
     def _end_all(self, error: FmoeError) -> None:
         self._failure = error

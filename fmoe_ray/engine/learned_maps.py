@@ -7,7 +7,7 @@ from pathlib import Path
 from fmoe_ray.cache import Offloader
 from fmoe_ray.config import OffloadSettings
 from fmoe_ray.errors import ConfigError
-from fmoe_ray.maps.file_lock import lock_beside
+from fmoe_ray.maps.map_file import MapFile
 from fmoe_ray.maps.named import NamedStore
 from fmoe_ray.maps.store import MapStore
 from fmoe_ray.maps.store_file import StoreHeader
@@ -28,12 +28,10 @@ class LearnedMaps:
         """
         self._offloader = offloader
         self._maps = maps
-        self._path = path
+        self._file = None if path is None else MapFile(path, lock_timeout_s=_LOCK_TIMEOUT_S)
         self._is_saved = is_saved
-        self._read: set[int] = set()
-        if path is not None and path.exists():
-            maps.merge(MapStore.load(path, like=maps))
-            self._read = NamedStore(maps).names
+        if self._file is not None:
+            self._file.read_into(maps)
         self.header: StoreHeader = maps.header
 
     @classmethod
@@ -66,17 +64,8 @@ class LearnedMaps:
         """After the offloader was closed. What others have saved meanwhile is kept. Raises
         StoreError if the file cannot be written, or is not a store of this model any more.
         """
-        if self._path is None or not self._is_saved:
-            return
-        with lock_beside(self._path, timeout_s=_LOCK_TIMEOUT_S):
-            if self._path.exists():
-                self._take_over(MapStore.load(self._path, like=self._maps))
-            self._maps.save(self._path)
-
-    def _take_over(self, saved: MapStore) -> None:
-        """What was read at the start and is stored no more has been replaced on purpose."""
-        theirs = NamedStore(saved)
-        NamedStore(self._maps).insert(theirs.read(sorted(theirs.names - self._read)))
+        if self._file is not None and self._is_saved:
+            self._file.save(NamedStore(self._maps))
 
 
 def refuse_store_path(settings: OffloadSettings) -> None:

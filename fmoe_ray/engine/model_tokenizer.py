@@ -23,7 +23,7 @@ class ModelTokenizer:
         folder = resolve(path)
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # of a damaged file the libraries raise nothing narrower
             raise CheckpointError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
         # The first call settles truncation and padding; later ones only read, from any thread.
         tokenizer.encode("")
@@ -66,7 +66,12 @@ def _eos_token_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
     """From generation_config.json where there is one: it may name several; else the tokenizer's."""
     ids: int | list[int] | None = None
     if (folder / "generation_config.json").is_file():
-        ids = GenerationConfig.from_pretrained(folder).eos_token_id
+        try:
+            ids = GenerationConfig.from_pretrained(folder).eos_token_id
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"{folder}: generation_config.json cannot be read: {error}"
+            ) from error
     if ids is None:
         ids = tokenizer.eos_token_id
     if ids is None:

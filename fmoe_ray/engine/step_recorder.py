@@ -15,8 +15,8 @@ from fmoe_ray.trace.recorder import TraceRecorder
 class StepRecorder:
     """Gathers a step's layers, then hands them row by row to the trace. One step at a time."""
 
-    def __init__(self, path: str, *, num_experts: int) -> None:
-        self._trace = TraceRecorder(path, num_experts=num_experts)
+    def __init__(self, path: str, *, num_experts: int, max_bytes: int) -> None:
+        self._trace = TraceRecorder(path, num_experts=num_experts, max_bytes=max_bytes)
         self._num_experts = num_experts
         self._layers: list[tuple[torch.Tensor, ...]] = []
 

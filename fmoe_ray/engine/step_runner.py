@@ -14,6 +14,7 @@ import torch
 from fmoe_ray.cache import CacheCounters, HostStore, IterationStats, Offloader
 from fmoe_ray.config import Settings
 from fmoe_ray.engine.gpu.assemble import GpuParts, assemble_gpu, free_bytes, prepare_process
+from fmoe_ray.engine.gpu.link import log_link
 from fmoe_ray.engine.host_memory import free_host_bytes
 from fmoe_ray.engine.learned_maps import LearnedMaps
 from fmoe_ray.engine.messages import (
@@ -170,6 +171,7 @@ class StepRunner:
         bind_experts(loaded.experts.values(), NoExperts())
         model.warm_up()
         if is_cuda:
+            log_link(device)
             free = free_bytes(loaded, settings.engine.max_prefill_tokens)
         else:
             free = free_host_bytes(model.kv_bytes, group.size)
@@ -180,8 +182,11 @@ class StepRunner:
             undo.callback(tap.close)
             recorder = None
             if settings.offload.record_path is not None and group.rank == 0:
-                path = settings.offload.record_path
-                recorder = StepRecorder(path, num_experts=loaded.num_experts)
+                recorder = StepRecorder(
+                    settings.offload.record_path,
+                    num_experts=loaded.num_experts,
+                    max_bytes=settings.offload.record_bytes,
+                )
             maps = LearnedMaps.open(
                 settings.offload,
                 offloader,
@@ -245,7 +250,8 @@ class StepRunner:
     async def step(self, plan: StepPlan) -> StepResult:
         """A failed computation is in the result and ends its requests; later steps can go on.
 
-        Raises EngineError where it cannot: other shards wait for what this one has not computed.
+        Raises EngineError where they cannot: other shards wait for what this one has not computed,
+        or the GPU is in an error that stays until its process ends.
         """
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.run, plan)
 
@@ -317,6 +323,7 @@ class StepRunner:
             message = f"step {plan.step} failed: {error}"
             if self._group.size > 1:
                 raise EngineError(message) from error
+            self._require_working_device(message)
             return StepResult(step=plan.step, rows=[], stats=_NO_STATS, error=message)
         self._decoding.update(row.request_id for row in plan.rows if row.samples)
         if self._group.rank == 0:
@@ -329,6 +336,15 @@ class StepRunner:
             stats=_stats(iteration, time.perf_counter() - started, self._resident_now_and_then()),
             routing_checksum=iteration.routing_checksum,
         )
+
+    def _require_working_device(self, message: str) -> None:
+        """After a failed step. Raises EngineError with `message` if no later one can succeed."""
+        if self._gpu is None:
+            return
+        try:
+            torch.cuda.synchronize(self._info.device)
+        except RuntimeError as fatal:
+            raise EngineError(f"{message}; the device is lost: {fatal}") from fatal
 
     def _resident_now_and_then(self) -> bytes:
         now = time.monotonic()

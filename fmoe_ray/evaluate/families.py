@@ -64,8 +64,10 @@ def try_family(family: str) -> Outcome:
             torch.randint(3, VOCAB, (length,), generator=generator).tolist()
             for length in PROMPT_LENGTHS
         ]
-        tokens = Drive(runner)(prompts, NUM_TOKENS)
-        runner.shutdown()
+        try:
+            tokens = Drive(runner)(prompts, NUM_TOKENS)
+        finally:
+            runner.shutdown()
         return Outcome(
             family=family,
             rule=runner.gate_rule,
@@ -114,8 +116,9 @@ def table(outcomes: list[Outcome]) -> str:
             "|---|---|",
             *(f"| {o.family} | {o.refusal} |" for o in refused),
             "",
-            "Quantised checkpoints (MXFP4, FP8 and others) and pickled ones are refused for every",
-            "family. Encoder-decoder models and families outside this list have not been tried.",
+            "Experts in MXFP4, a layer's in one pair of tensors (`..._blocks`, `..._scales`), load",
+            "for every family. Checkpoints quantised otherwise and pickled ones are refused.",
+            "Encoder-decoder models and families outside this list have not been tried.",
             "",
         ]
     )

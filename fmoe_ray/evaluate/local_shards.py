@@ -54,7 +54,7 @@ class ShardProcess:
 
     def close(self) -> None:
         self.process.kill()
-        self.process.join()
+        self.process.join(self._timeout_s)  # it was killed
         self._connection.close()
 
 
@@ -143,9 +143,11 @@ def _serve(connection: Connection, gpu: int | None) -> None:
     def close() -> None:
         nonlocal runner
         assert runner is not None
-        runner.check_integrity()
-        runner.shutdown()
-        runner = None  # the last to hold its memory
+        try:
+            runner.check_integrity()
+        finally:
+            runner.shutdown()
+            runner = None  # the last to hold its memory
 
     commands: dict[str, Callable[..., Any]] = {"load": load, "run": run, "close": close}
     while True:

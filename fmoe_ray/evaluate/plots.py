@@ -39,7 +39,10 @@ def plot_policy_table(rows: Sequence[Row], folder: Path) -> list[Path]:
         )
         axes.legend()
         path = folder / f"time_per_token_{budget:.3g}.png"
-        figure.savefig(path, dpi=150)
+        try:
+            figure.savefig(path, dpi=150)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
         paths.append(path)
     return paths
 

@@ -56,16 +56,18 @@ def measure_steps(
     runner = StepRunner.load(settings)
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(runner.info.vocab_size, (batch_size, context), generator=generator)
-    ways: dict[str, Callable[[], None]] = {"fmoe": _Ours(runner, prompts.tolist())}
-    for experts in EXPERTS:
-        ways[experts] = _Theirs(path, experts, prompts)
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(steps):
-        for name, step in ways.items():
-            started = time.perf_counter()
-            step()
-            seconds[name].append(time.perf_counter() - started)
-    runner.shutdown()
+    try:
+        ways: dict[str, Callable[[], None]] = {"fmoe": _Ours(runner, prompts.tolist())}
+        for experts in EXPERTS:
+            ways[experts] = _Theirs(path, experts, prompts)
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(steps):
+            for name, step in ways.items():
+                started = time.perf_counter()
+                step()
+                seconds[name].append(time.perf_counter() - started)
+    finally:
+        runner.shutdown()
     ours = seconds.pop("fmoe")
     return StepTimes(
         batch_size=batch_size,

@@ -67,8 +67,10 @@ class ThrottledEngine:
         return Answer(tokens=tokens, prefill=prefill, decode=decode)
 
     def close(self) -> None:
-        self._runner.check_integrity()
-        self._runner.shutdown()
+        try:
+            self._runner.check_integrity()
+        finally:
+            self._runner.shutdown()
 
 
 def measure_layer(

@@ -18,8 +18,7 @@ from fmoe_ray.kernels.routing import sort_pairs
 class ExpertLayout:
     """Where an expert's tensors lie in its blob, in elements, and how they are read.
 
-    gate_up element (n, k) lies at gate_up + n * gate_up_stride_n + k * gate_up_stride_k, n in 2I;
-    biases are -1 where there are none.
+    Biases are -1 where there are none.
     """
 
     hidden: int
@@ -36,7 +35,7 @@ class ExpertLayout:
     """Rows of gate and up alternate instead of lying one after the other."""
     has_gate: bool = True
     activation: str = "silu"
-    """silu, gelu, gelu_tanh, relu2, or clamp_swiglu (gpt_oss)."""
+    """A key of ACTIVATIONS."""
     alpha: float = 1.702
     limit: float = 7.0
 

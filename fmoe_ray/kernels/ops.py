@@ -5,6 +5,7 @@ handshake) it finds in the `StepState` that `bind` has made current in this proc
 """
 
 from contextlib import contextmanager
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -50,13 +51,18 @@ class DecodeState(StepState, Protocol):
 
 
 _current: list[StepState] = []
-_is_decoding = False
+_is_decoding = False  # not of a thread: compiled layers read it, and could not
+_thread = 0
 
 
 @contextmanager
 def bind(state: StepState, *, decodes: bool = False) -> "Iterator[None]":
-    """Operators called inside reach `state`; `decodes`: it is a `DecodeState`."""
-    global _is_decoding
+    """Operators called inside reach `state`; `decodes`: it is a `DecodeState`. One thread of a
+    process at a time.
+    """
+    global _is_decoding, _thread
+    assert not _current or _thread == get_ident(), "another thread of this process is in a step"
+    _thread = get_ident()
     before = _is_decoding
     _current.append(state)
     _is_decoding = decodes
@@ -73,6 +79,7 @@ def is_decoding() -> bool:
 
 def current() -> StepState:
     assert _current, "a model operator runs outside of bind()"
+    assert _thread == get_ident(), "a model operator runs in a step of another thread"
     return _current[-1]
 
 

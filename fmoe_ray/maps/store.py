@@ -188,10 +188,10 @@ class MapStore:
         header, content = read_store(path)
         if like is not None:
             header.require_like(like.header, source=str(path))
-        store = cls.empty(header, capacity=header.capacity)
         try:
+            store = cls.empty(header, capacity=header.capacity)
             store._absorb(content)
-        except ValueError as error:
+        except (ValueError, MemoryError) as error:
             raise StoreError(f"{path}: {error}") from error
         return store
 

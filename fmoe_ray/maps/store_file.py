@@ -16,7 +16,8 @@ from safetensors.numpy import save
 from fmoe_ray.errors import FingerprintError, StoreError
 
 FORMAT = "fmoe-expert-maps"
-VERSION = 1
+VERSION = 2
+_MAX_NUMBER = 2**31  # of the core's integers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,11 +81,12 @@ def write_store(path: str | os.PathLike[str], header: StoreHeader, content: Stor
         "token_ids": np.ascontiguousarray(content.token_ids),
         "predecessors": np.ascontiguousarray(content.predecessors),
     }
+    header_text = json.dumps(asdict(header))
     metadata = {
         "format": FORMAT,
         "version": str(VERSION),
-        "header": json.dumps(asdict(header)),
-        "sha256": _digest(tensors),
+        "header": header_text,
+        "sha256": _digest(header_text, tensors),
     }
     target = Path(path)
     try:
@@ -105,7 +107,9 @@ def write_store(path: str | os.PathLike[str], header: StoreHeader, content: Stor
 
 
 def read_header(path: str | os.PathLike[str]) -> StoreHeader:
-    """The header alone, whatever the size of the file. Raises StoreError if it is no store."""
+    """The header alone, whatever the size of the file, and so without its checksum. Raises
+    StoreError if it is no store.
+    """
     return _parse_header(path, _open(path)[0])
 
 
@@ -113,8 +117,6 @@ def read_store(path: str | os.PathLike[str]) -> tuple[StoreHeader, StoreContent]
     """Raises StoreError for a file that is damaged, truncated or no store."""
     metadata, tensors = _open(path, with_tensors=True)
     header = _parse_header(path, metadata)
-    if metadata.get("sha256") != _digest(tensors):
-        raise StoreError(f"{path}: damaged: its content does not have the checksum in its header")
     n, num_experts = header.size, header.num_layers * header.num_experts
     expected = {
         "probs": ("float16", (n, header.num_layers, header.num_experts)),
@@ -126,6 +128,8 @@ def read_store(path: str | os.PathLike[str]) -> tuple[StoreHeader, StoreContent]
     found = {name: (tensor.dtype.name, tensor.shape) for name, tensor in tensors.items()}
     if found != expected:
         raise StoreError(f"{path}: damaged: it holds {found}, its header asks for {expected}")
+    if metadata.get("sha256") != _digest(metadata["header"], tensors):
+        raise StoreError(f"{path}: damaged: header and content do not have the file's checksum")
     predecessors = tensors["predecessors"]
     if n and not (-1 <= predecessors.min() and predecessors.max() < n):
         raise StoreError(f"{path}: damaged: a predecessor lies outside the {n} entries")
@@ -164,16 +168,18 @@ def _parse_header(path: str | os.PathLike[str], metadata: dict[str, str]) -> Sto
     try:
         values = json.loads(metadata["header"])
         header = StoreHeader(**values)
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, json.JSONDecodeError, RecursionError) as error:
         raise StoreError(f"{path}: damaged header: {error}") from error
     for field in fields(StoreHeader):
-        if not isinstance(getattr(header, field.name), str if field.type is str else int):
+        value = getattr(header, field.name)
+        is_number = isinstance(value, int) and 0 <= value < _MAX_NUMBER
+        if not (isinstance(value, str) if field.type is str else is_number):
             raise StoreError(f"{path}: damaged header: {field.name} is {values[field.name]!r}")
     return header
 
 
-def _digest(tensors: dict[str, NDArray[Any]]) -> str:
-    digest = hashlib.sha256()
+def _digest(header: str, tensors: dict[str, NDArray[Any]]) -> str:
+    digest = hashlib.sha256(header.encode())
     for name in sorted(tensors):
         digest.update(name.encode())
         digest.update(np.ascontiguousarray(tensors[name]).data)

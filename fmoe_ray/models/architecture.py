@@ -64,8 +64,9 @@ def architecture_of(config: Any, dtype: torch.dtype | None) -> Architecture:
         raise UnsupportedModelError(f"{family}: transformers has no causal language model of it")
     _refuse_layers(config.get_text_config(), family)
     config._experts_implementation = IMPLEMENTATION
+    dtype = dtype or config.dtype or _unnamed_dtype(config)
     with torch.device("meta"):
-        model = model_class._from_config(config, dtype=dtype or config.dtype or torch.float32)
+        model = model_class._from_config(config, dtype=dtype)
     experts = {name: module for name, module in model.named_modules() if is_experts_module(module)}
     if not experts:
         raise UnsupportedModelError(
@@ -86,6 +87,15 @@ def architecture_of(config: Any, dtype: torch.dtype | None) -> Architecture:
         layout=layouts.pop(),
         num_experts=counts.pop(),
     )
+
+
+def _unnamed_dtype(config: Any) -> torch.dtype:
+    """Quantised checkpoints often name no type, but bfloat16 is what their dense weights are in,
+    and float32 would double the experts' bytes and add nothing to what they say.
+    """
+    sections = (config, config.get_text_config())
+    is_quantised = any(getattr(section, "quantization_config", None) for section in sections)
+    return torch.bfloat16 if is_quantised else torch.float32
 
 
 def is_experts_module(module: nn.Module) -> bool:

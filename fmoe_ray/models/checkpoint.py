@@ -5,6 +5,7 @@ Reads configuration and safetensors headers only. Knows neither the architecture
 
 import hashlib
 import json
+import operator
 import os
 import re
 import struct
@@ -33,6 +34,8 @@ DTYPE_BYTES = {
     "BOOL": 1,
 }
 _DOWNLOADS = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
+_NOT_DOWNLOADED = ["*/*.safetensors"]
+"""The same weights for other software, in folders of their own."""
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _MAX_HEADER_BYTES = 100 * 2**20
@@ -116,7 +119,11 @@ def resolve(path: str) -> Path:
 
 def _download(name: str) -> Path:
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=_DOWNLOADS))
+        return Path(
+            huggingface_hub.snapshot_download(
+                name, allow_patterns=_DOWNLOADS, ignore_patterns=_NOT_DOWNLOADED
+            )
+        )
     except LocalEntryNotFoundError as error:
         raise CheckpointNotFoundError(
             f"{name}: not in the local hub cache, and the hub cannot be reached; fetch it where "
@@ -134,7 +141,7 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
 
     Raises CheckpointNotFoundError without a folder or config.json; CheckpointError for an
     unreadable configuration, pickled weights, a missing shard or tensor, a damaged header or a
-    truncated file; UnsupportedModelError for quantised weights.
+    truncated file; UnsupportedModelError for weights quantised otherwise than with MXFP4.
     """
     folder = Path(folder)
     config = _read_config(folder)
@@ -153,7 +160,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Raises CheckpointError if it is not a readable JSON object."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not readable as JSON ({error}); download again") from error
     if not isinstance(document, dict):
         raise CheckpointError(f"{path}: holds no JSON object; download again")
@@ -190,7 +197,9 @@ def _weight_map(index: Path) -> dict[str, str]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: no weight_map; download again")
-    unsafe = [file for file in weight_map.values() if Path(file).name != file]
+    unsafe = [
+        file for file in weight_map.values() if not isinstance(file, str) or Path(file).name != file
+    ]
     if unsafe:
         raise CheckpointError(f"{index}: names a file outside the folder, {unsafe[0]!r}")
     return weight_map
@@ -211,32 +220,39 @@ def _check_index(folder: Path, tensors: dict[str, TensorEntry]) -> None:
 def _read_header(path: Path) -> Iterator[tuple[str, TensorEntry]]:
     if not path.is_file():
         raise CheckpointError(f"{path}: this shard of the index is missing; download it")
-    size = path.stat().st_size
-    with path.open("rb") as stream:
-        prefix = stream.read(8)
-        header_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-        if not 2 <= header_bytes <= min(_MAX_HEADER_BYTES, size - 8):
-            raise CheckpointError(
-                f"{path}: damaged safetensors header ({header_bytes} bytes announced in a file "
-                f"of {size}); download again"
-            )
-        try:
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            prefix = stream.read(8)
+            header_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+            if not 2 <= header_bytes <= min(_MAX_HEADER_BYTES, size - 8):
+                raise CheckpointError(
+                    f"{path}: damaged safetensors header ({header_bytes} bytes announced in a file "
+                    f"of {size}); download again"
+                )
             header = json.loads(stream.read(header_bytes))
-        except ValueError as error:
-            raise CheckpointError(f"{path}: damaged safetensors header: {error}") from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: damaged safetensors header: {error}") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{path}: damaged safetensors header: no object; download again")
     header.pop("__metadata__", None)
     base = 8 + header_bytes
     end = base
     for name, fields in header.items():
         try:
+            start, stop = fields["data_offsets"]
             entry = TensorEntry(
                 file=path.name,
                 dtype=fields["dtype"],
-                shape=tuple(fields["shape"]),
-                start=base + fields["data_offsets"][0],
-                end=base + fields["data_offsets"][1],
+                shape=tuple(map(operator.index, fields["shape"])),
+                start=base + operator.index(start),
+                end=base + operator.index(stop),
             )
-        except (KeyError, TypeError, IndexError) as error:
+            if not isinstance(entry.dtype, str) or not base <= entry.start <= entry.end:
+                raise ValueError(f"{entry.dtype!r} at {start} to {stop}")
+        except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{path}: damaged safetensors header at {name}") from error
         end = max(end, entry.end)
         yield name, entry
@@ -247,13 +263,15 @@ def _read_header(path: Path) -> Iterator[tuple[str, TensorEntry]]:
 def _refuse_quantised(
     folder: Path, config: dict[str, Any], tensors: dict[str, TensorEntry]
 ) -> None:
-    for section in (config, config.get("text_config") or {}):
-        quantization = section.get("quantization_config")
-        if quantization:
-            method = str(quantization.get("quant_method", "unknown")).upper()
+    for section in (config, config.get("text_config")):
+        quantization = section.get("quantization_config") if isinstance(section, dict) else None
+        known = quantization if isinstance(quantization, dict) else {}
+        method = str(known.get("quant_method", "unknown")).upper()
+        if quantization and method != "MXFP4":
             raise UnsupportedModelError(
-                f"{folder}: weights quantised with {method}, which is not supported; use a "
-                "bfloat16, float16 or float32 version of the model (save it dequantised)"
+                f"{folder}: weights quantised with {method}, which is not supported (of the "
+                "quantised ones only MXFP4 is); use a bfloat16, float16 or float32 version of the "
+                "model (save it dequantised)"
             )
     for name, entry in tensors.items():
         if entry.dtype not in DTYPE_BYTES:

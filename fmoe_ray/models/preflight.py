@@ -20,7 +20,7 @@ from fmoe_ray.models.context import context_limit
 from fmoe_ray.models.device import choose_dtype
 from fmoe_ray.models.dry_run import dry_run
 from fmoe_ray.models.loader import store_name
-from fmoe_ray.policy import check_policy, make_policy
+from fmoe_ray.policy import check_settings, make_policy
 
 STORE_FOLDER = Path("/dev/shm")
 _ARCHITECTURES = Path(__file__).parents[1] / "assets" / "architectures"
@@ -113,13 +113,9 @@ def check_machine(settings: Settings) -> Needs:
     with what is needed and what is available; CheckpointError and UnsupportedModelError for a
     checkpoint that cannot be served anywhere.
     """
-    check_policy(settings.offload)
     path = settings.model.path
     device = _intended_device(settings)
-    if device.type == "cuda" and settings.offload.link_gbps is not None:
-        raise ConfigError(
-            f"offload.link_gbps {settings.offload.link_gbps:g} slows a CPU's copies only; remove it"
-        )
+    check_settings(settings, device.type)
     lacks: list[tuple[type[FmoeError], str]] = []
     folder = _config_folder(path)
     needs = None

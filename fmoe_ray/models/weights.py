@@ -25,9 +25,10 @@ from transformers.core_model_loading import (
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging as transformers_logging
 
-from fmoe_ray.errors import CheckpointError
+from fmoe_ray.errors import CheckpointError, UnsupportedModelError
 from fmoe_ray.models.architecture import Architecture
 from fmoe_ray.models.checkpoint import Checkpoint
+from fmoe_ray.models.mxfp4 import BLOCKS, SCALES, PackedExperts
 
 Progress = Callable[[int, int], None]
 """Called with experts done and experts in all."""
@@ -83,18 +84,35 @@ class WeightReader:
         renamings = [entry for entry in self._mapping if isinstance(entry, WeightRenaming)]
         converters = [entry for entry in self._mapping if isinstance(entry, WeightConverter)]
         by_pattern = {pattern: c for c in converters for pattern in c.source_patterns}
-        for key in sorted(slices, key=dot_natural_key):
+        packed: dict[str, dict[str, str]] = {}
+
+        def rename(key: str) -> tuple[str, str | None]:
             target, pattern = rename_source_key(
                 key, renamings, converters, model.base_model_prefix, meta
             )
-            if target not in meta and key in meta:
-                target, pattern = key, None
+            return (key, None) if target not in meta and key in meta else (target, pattern)
+
+        for key in sorted(slices, key=dot_natural_key):
+            target, pattern = rename(key)
             if target not in targets:
-                self._dense[key] = slices[key]
+                suffix = next((end for end in (BLOCKS, SCALES) if key.endswith(end)), "")
+                unpacked, pattern = rename(key.removesuffix(suffix))
+                if unpacked in targets:
+                    if pattern is not None:
+                        raise UnsupportedModelError(
+                            f"{self._checkpoint.folder}: {key}: MXFP4 is supported where one "
+                            f"tensor holds {unpacked} of all experts as the model keeps it; use a "
+                            "bfloat16, float16 or float32 version of the model"
+                        )
+                    packed.setdefault(unpacked, {})[suffix] = key
+                else:
+                    self._dense[key] = slices[key]
                 continue
             converter = None if pattern is None else by_pattern[pattern]
             source = self._experts.setdefault(target, _Source(converter=converter))
             source.slices.setdefault(pattern or key, []).append((key, slices[key]))
+        for target, keys in packed.items():
+            self._add_packed(target, keys, slices)
         missing = sorted(set(targets) - set(self._experts))
         if missing:
             raise CheckpointError(
@@ -102,6 +120,35 @@ class WeightReader:
                 f"({len(missing)} expert parameters missing); the checkpoint does not fit its "
                 "config.json"
             )
+
+    def _add_packed(self, target: str, keys: dict[str, str], slices: dict[str, Any]) -> None:
+        """`keys` are those of the parameter's codes and scales, by the end of their names."""
+        folder, architecture = self._checkpoint.folder, self._architecture
+        for here, lacking in ((BLOCKS, SCALES), (SCALES, BLOCKS)):
+            if lacking not in keys:
+                raise CheckpointError(
+                    f"{folder}: {keys[here]} is there without {target}{lacking}, which MXFP4 "
+                    "needs beside it; download again"
+                )
+        if target in self._experts:
+            raise CheckpointError(
+                f"{folder}: {target} is stored twice, in MXFP4 and as it is; remove one of them"
+            )
+        layer, name = architecture.expert_parameters[target]
+        field = next(field for field in architecture.layout.fields if field.name == name)
+        tensor = PackedExperts(
+            f"{folder}: {target}",
+            slices[keys[BLOCKS]],
+            slices[keys[SCALES]],
+            is_transposed=bool(list(architecture.experts.values())[layer].is_transposed),
+            dtype=field.dtype,
+        )
+        expected = (architecture.num_experts, *field.shape)
+        if tensor.get_shape() != expected:
+            raise CheckpointError(
+                f"{folder}: {target} in MXFP4 has shape {tensor.get_shape()}, {expected} expected"
+            )
+        self._experts[target] = _Source(converter=None, slices={target: [(target, tensor)]})
 
     def load_dense(self, device: torch.device, dtype: torch.dtype) -> None:
         """Materialises everything but the experts in the architecture's model, which stay on meta.

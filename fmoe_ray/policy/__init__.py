@@ -3,6 +3,7 @@
 The decisions run in the compiled core, so that engine and simulator run the same objects.
 """
 
+from fmoe_ray.policy.effect import check_settings, unused_settings
 from fmoe_ray.policy.planner import GateOutcome, LinkCommand, Planner
 from fmoe_ray.policy.table import (
     Cause,
@@ -19,12 +20,11 @@ from fmoe_ray.policy.table import (
     Prediction,
     Predictor,
     VictimNeeded,
-    check_policy,
+    find_policy,
     list_policies,
     make_policy,
     prefetch_threshold,
     select_prefetch,
-    unused_settings,
 )
 
 __all__ = [
@@ -45,7 +45,8 @@ __all__ = [
     "Prediction",
     "Predictor",
     "VictimNeeded",
-    "check_policy",
+    "check_settings",
+    "find_policy",
     "list_policies",
     "make_policy",
     "prefetch_threshold",

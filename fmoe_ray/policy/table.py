@@ -23,7 +23,6 @@ from fmoe_ray._native import (
     prefetch_threshold,
     select_prefetch,
 )
-from fmoe_ray.config import OffloadSettings
 from fmoe_ray.errors import ConfigError
 
 __all__ = [
@@ -41,12 +40,11 @@ __all__ = [
     "Prediction",
     "Predictor",
     "VictimNeeded",
-    "check_policy",
+    "find_policy",
     "list_policies",
     "make_policy",
     "prefetch_threshold",
     "select_prefetch",
-    "unused_settings",
 ]
 
 
@@ -55,27 +53,8 @@ def list_policies() -> list[PolicyInfo]:
     return _native.describe_policies()
 
 
-def check_policy(settings: OffloadSettings) -> None:
-    """Raises ConfigError for an unknown policy, and for a setting given to one that ignores it."""
-    unused = unused_settings(settings)
-    if unused:
-        known = ", ".join(_info(settings.policy).parameters) or "none of them"
-        raise ConfigError(
-            f"offload.{unused[0]} has no effect on policy {settings.policy} (it uses {known}); "
-            "remove it, or choose a policy that uses it"
-        )
-
-
-def unused_settings(settings: OffloadSettings) -> list[str]:
-    """What was given explicitly though the policy ignores it. Raises ConfigError for an unknown
-    policy.
-    """
-    used = set(_info(settings.policy).parameters)
-    sometimes = {name for info in list_policies() for name in info.parameters}
-    return sorted((sometimes - used) & settings.model_fields_set)
-
-
-def _info(name: str) -> PolicyInfo:
+def find_policy(name: str) -> PolicyInfo:
+    """Raises ConfigError naming all policies for an unknown one."""
     for info in list_policies():
         if info.name == name:
             return info

@@ -184,7 +184,8 @@ def load_trace(path: str | os.PathLike[str]) -> RoutingTrace:
             }
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    # RuntimeError: encrypted, or compressed by a method that zipfile does not know.
+    except (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise TraceError(f"{path}: not an npz archive, or damaged: {error}") from error
     if unknown:
         warnings.warn(f"{path}: {', '.join(unknown)} left out: unknown to the format", stacklevel=2)

@@ -68,7 +68,7 @@ def _read_text(path: Path) -> str:
 def _parse(text: str, where: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ConfigError(f"{where}: not JSON: {error}") from error
 
 

@@ -43,7 +43,7 @@ class TraceRecorder:
         path: str | os.PathLike[str],
         *,
         num_experts: int,
-        max_bytes: int = 2**31,
+        max_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = path
@@ -150,7 +150,8 @@ class TraceRecorder:
     def _stop(self) -> None:
         if not self._is_full:
             logger.warning(
-                "%s: recording stops at %d tokens in %d bytes, the limit is %d",
+                "%s: recording stops for good at %d tokens in %d bytes, the limit is %d "
+                "(offload.record_bytes)",
                 self._path,
                 self._num_tokens,
                 self._num_bytes,

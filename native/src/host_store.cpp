@@ -92,6 +92,15 @@ public:
 
     int fd() const { return fd_; }
 
+    // Anybody may put a file into the folder, with a header that fits and whatever bytes behind it.
+    void require_own(const std::string& path) const {
+        struct stat mine{};
+        if (::fstat(fd_, &mine) != 0) fail(path);
+        require(mine.st_uid == ::geteuid(),
+                path + " belongs to user " + std::to_string(mine.st_uid) +
+                    ", so its weights cannot be trusted; remove it, or run as that user");
+    }
+
     bool try_lock(int kind) const {
         if (::flock(fd_, kind | LOCK_NB) == 0) return true;
         if (errno != EWOULDBLOCK && errno != EINTR) fail("flock");
@@ -174,8 +183,10 @@ std::shared_ptr<HostStore> HostStore::create(const std::string& name,
     }
     const std::string path = path_of(name);
     for (const auto deadline = after(timeout_s);;) {
-        File file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+        File file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+        require(file.fd() >= 0 || errno != ELOOP, path + " is a link, not a host store; remove it");
         if (file.fd() < 0) fail(path);
+        file.require_own(path);
         const bool is_alone = file.try_lock(LOCK_EX);
         if (is_alone || file.try_lock(LOCK_SH)) {
             if (!file.is_at(path)) continue;

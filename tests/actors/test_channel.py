@@ -1,6 +1,7 @@
 """The channel between replica and shards, without Ray."""
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -39,6 +40,11 @@ def with_channel(num_shards: int, body: Callable[[ShardChannel], Awaitable[None]
     asyncio.run(run())
 
 
+def frame(message: msgspec.Struct) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return len(body).to_bytes(4) + body
+
+
 def start_shard(channel: ShardChannel, rank: int, token: str | None = None) -> asyncio.Task[None]:
     runner = StubRunner()
     return asyncio.create_task(
@@ -75,7 +81,9 @@ def test_who_does_not_know_the_token_is_no_shard(caplog: pytest.LogCaptureFixtur
         impostor = start_shard(channel, 0, token="guess")
         with pytest.raises(UnavailableError, match="the replica of shard 0 is gone"):
             await impostor
-        for junk in (b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\4junk", b"\0\0"):
+        big = (2**17).to_bytes(4)
+        foreign = frame(Hello("\u00e9", 0, StubRunner().info))
+        for junk in (b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\4junk", b"\0\0", big, foreign):
             reader, writer = await asyncio.open_connection(*channel.address)
             writer.write(junk)
             writer.write_eof()
@@ -87,7 +95,7 @@ def test_who_does_not_know_the_token_is_no_shard(caplog: pytest.LogCaptureFixtur
         await leave(channel, honest)
 
     with_channel(1, body)
-    assert caplog.text.count("no shard's") == 3
+    assert caplog.text.count("no shard's") == 5
 
 
 def test_a_rank_can_be_taken_once() -> None:
@@ -111,8 +119,7 @@ def test_a_shard_whose_process_dies_ends_the_step_in_flight() -> None:
     async def body(channel: ShardChannel) -> None:
         connected = asyncio.ensure_future(channel.connected())
         _, writer = await asyncio.open_connection(*channel.address)
-        hello = msgspec.msgpack.encode(Hello(channel.token, 0, StubRunner().info))
-        writer.write(len(hello).to_bytes(4) + hello)
+        writer.write(frame(Hello(channel.token, 0, StubRunner().info)))
         await connected
         step = asyncio.create_task(channel.step(plan(1)))
         await asyncio.sleep(0)
@@ -121,6 +128,67 @@ def test_a_shard_whose_process_dies_ends_the_step_in_flight() -> None:
             await step
 
     with_channel(1, body)
+
+
+@pytest.mark.parametrize("bad", [b"\0\0\0\4junk", b"\xff\xff\xff\xff"])
+def test_a_shard_that_sends_what_cannot_be_read_ends_the_step_in_flight(bad: bytes) -> None:
+    async def body(channel: ShardChannel) -> None:
+        connected = asyncio.ensure_future(channel.connected())
+        _, writer = await asyncio.open_connection(*channel.address)
+        writer.write(frame(Hello(channel.token, 0, StubRunner().info)))
+        await connected
+        step = asyncio.create_task(channel.step(plan(1)))
+        await asyncio.sleep(0)
+        writer.write(bad)
+        with pytest.raises(ShardLostError, match="expert shard 0: "):
+            await step
+        writer.close()
+
+    with_channel(1, body)
+
+
+def test_results_that_do_not_fit_each_other_end_the_step_in_flight() -> None:
+    async def body(channel: ShardChannel) -> None:
+        async def answer_nothing(plan: StepPlan) -> StepResult:
+            return msgspec.structs.replace(await StubRunner().step(plan), rows=[])
+
+        info = StubRunner().info
+        other = asyncio.create_task(
+            serve_shard(channel.address, channel.token, 1, info, answer_nothing)
+        )
+        first = start_shard(channel, 0)
+        await channel.connected()
+        with pytest.raises(ShardLostError, match="expert shard"):
+            await channel.step(plan(1))
+        await leave(channel, first, other)
+
+    with_channel(2, body)
+
+
+def test_who_says_no_hello_is_sent_away(caplog: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        async with asyncio.timeout(LIMIT_S):
+            channel = ShardChannel(num_shards=1, host="127.0.0.1", hello_timeout_s=0.05)
+            connected = asyncio.ensure_future(channel.connected())
+            reader, writer = await asyncio.open_connection(*channel.address)
+            assert await reader.read() == b""
+            writer.close()
+            connected.cancel()
+            await channel.close()
+
+    asyncio.run(body())
+    assert "no hello" in caplog.text
+
+
+def test_a_replica_that_cannot_be_reached_is_named() -> None:
+    async def body() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            address = Address(*free.getsockname())
+        runner = StubRunner()
+        with pytest.raises(UnavailableError, match=f"shard 3 does not reach .*:{address.port}"):
+            await serve_shard(address, "token", 3, runner.info, runner.step)
+
+    asyncio.run(body())
 
 
 def test_a_shard_leaves_when_its_replica_dies() -> None:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 from fmoe_ray import AsyncClient, Client
 from fmoe_ray.config import load_settings
 from fmoe_ray.engine.stub_runner import StubBackend
-from fmoe_ray.errors import ConfigError, InvalidRequestError, ModelNotFoundError
+from fmoe_ray.errors import ConfigError, InvalidRequestError, ModelNotFoundError, UnavailableError
 
 pytestmark = pytest.mark.ray
 
@@ -80,6 +80,63 @@ def test_closing_a_stream_of_a_handle_frees_the_slot(handle: Any) -> None:
         assert num_running(handle) == 1
         stream.close()  # type: ignore[attr-defined]
     within(5, lambda: num_running(handle) == 0)
+
+
+@pytest.fixture(scope="module")
+def slow(cluster: str) -> Iterator[Any]:
+    """The handle of a replica that needs a second for every token."""
+    from ray import serve
+
+    from fmoe_ray.actors.app import build_with
+
+    application = build_with(load_settings(ROOT / "configs" / "tiny.yaml"), StubBackend(step_s=1.0))
+    yield serve.run(application, name="slow", route_prefix="/slow")
+    serve.delete("slow")
+
+
+def whole(client: Client) -> None:
+    client.chat(HELLO, ignore_eos=True)
+
+
+def streamed(client: Client) -> None:
+    list(client.chat(HELLO, stream=True, ignore_eos=True))
+
+
+@pytest.mark.parametrize("ask", [whole, streamed])
+def test_a_call_that_times_out_ends_and_frees_the_slot(
+    ask: Callable[[Client], None], slow: Any
+) -> None:
+    with Client(slow, timeout_s=0.5, model="tiny") as client:
+        began = time.monotonic()
+        with pytest.raises(UnavailableError, match="no answer in time"):
+            ask(client)
+        assert time.monotonic() - began < 5
+    within(8, lambda: num_running(slow) == 0)
+
+
+async def whole_later(client: AsyncClient) -> None:
+    await client.chat(HELLO, ignore_eos=True)
+
+
+async def streamed_later(client: AsyncClient) -> None:
+    async for _ in await client.chat(HELLO, stream=True, ignore_eos=True):
+        pass
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+@pytest.mark.parametrize("ask", [whole_later, streamed_later])
+def test_an_awaited_call_that_times_out_or_is_cancelled_frees_the_slot(
+    ask: Callable[[AsyncClient], Awaitable[None]], is_cancelled: bool, slow: Any
+) -> None:
+    async def run() -> None:
+        limit_s = 60.0 if is_cancelled else 0.5
+        async with AsyncClient(slow, timeout_s=limit_s, model="tiny") as client:
+            with pytest.raises(TimeoutError if is_cancelled else UnavailableError):
+                async with asyncio.timeout(0.5 if is_cancelled else 5):
+                    await ask(client)
+
+    asyncio.run(run())
+    within(8, lambda: num_running(slow) == 0)
 
 
 def test_the_async_client_streams_through_a_handle(handle: Any) -> None:

@@ -1,6 +1,8 @@
 """`fmoe validate` finds what Serve would ignore or refuse only when deployed."""
 
-from collections.abc import Callable
+import copy
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,12 @@ def deployment(document: dict[str, Any]) -> dict[str, Any]:
             lambda d: application(d)["args"]["offload"].update(policy="lru", store_capacity=9),
             "offload.store_capacity has no effect on policy lru",
         ),
+        (
+            lambda d: application(d)["args"].update(
+                offload={"policy": "lru"}, routing={"by_experts": True}
+            ),
+            "policy lru learns no expert maps",
+        ),
         (lambda d: d.pop("applications"), "applications"),
     ],
 )
@@ -76,6 +84,17 @@ def scaling(document: dict[str, Any]) -> dict[str, Any]:
         ),
         (lambda d: scaling(d)["policy"]["policy_kwargs"].update(token=1), "token"),
         (lambda d: scaling(d).update(target_ongoing_requests=2), "remove one of the two"),
+        (
+            lambda d: scaling(d)["policy"].update(policy_function="no_such_package:Policy"),
+            "no_such_package",
+        ),
+        (lambda d: scaling(d).update(policy="mine:Policy"), "must be a mapping"),
+        (
+            lambda d: deployment(d).update(
+                request_router_config={"request_router_class": "fmoe_ray.actors.router:Nobody"}
+            ),
+            "fmoe_ray.actors.router:Nobody",
+        ),
     ],
 )
 def test_a_mistake_in_the_scaling_policy_is_named(
@@ -92,6 +111,80 @@ def assert_mistake(name: str, change: Change, words: str, tmp_path: Path) -> Non
     mistakes = find_mistakes(path)
     assert len(mistakes) == 1
     assert words in mistakes[0]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Of every part of a document down to the third level."""
+    keys = (
+        value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    )
+    for key in keys if len(path) < 3 else ():
+        yield (*path, key)
+        yield from places(value[key], (*path, key))
+
+
+@pytest.mark.parametrize("name", ["tiny.yaml", "cluster/gcp.yaml", "cluster/rayservice.yaml"])
+@pytest.mark.parametrize("value", [None, "x", [1]], ids=repr)
+def test_a_part_of_the_wrong_type_is_never_a_traceback(
+    name: str, value: object, tmp_path: Path
+) -> None:
+    document = yaml.safe_load((ROOT / name).read_text())
+    path = tmp_path / "wrong.yaml"
+    mistakes = 0
+    for *parents, key in list(places(document)):
+        changed = copy.deepcopy(document)
+        part = changed
+        for parent in parents:
+            part = part[parent]
+        part[key] = value
+        path.write_text(yaml.safe_dump(changed))
+        mistakes += bool(find_mistakes(path))
+    assert mistakes > 3
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"a: [", b"when: 2001-99-99", b"[" * 1000])
+def test_what_is_not_yaml_is_said_to_be_so(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_bytes(content)
+    assert [mistake.partition(":")[0] for mistake in find_mistakes(path)] == ["not YAML"]
+
+
+@pytest.mark.parametrize(
+    "name_it",
+    [
+        lambda d, path: application(d).update(import_path=path),
+        lambda d, path: scaling(d)["policy"].update(policy_function=path),
+        lambda d, path: deployment(d).update(
+            request_router_config={"request_router_class": path},
+        ),
+    ],
+    ids=["application", "scaling policy", "router"],
+)
+def test_what_a_checked_file_names_is_not_imported(
+    name_it: Callable[[dict[str, Any], str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "planted.py").write_text("class Thing:\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    document = yaml.safe_load((ROOT / "mixtral.yaml").read_text())
+    name_it(document, "planted:Thing")
+    path = tmp_path / "wrong.yaml"
+    path.write_text(yaml.safe_dump(document))
+    assert find_mistakes(path) == []
+    assert "planted" not in sys.modules
+
+
+def test_a_checked_file_runs_no_command(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    document = yaml.safe_load((ROOT / "mixtral.yaml").read_text())
+    scaling(document)["policy"] = {
+        "policy_kwargs": {"args": f"touch {trace}", "shell": True},
+    }
+    for name in ("subprocess:Popen", "subprocess.Popen"):
+        scaling(document)["policy"]["policy_function"] = name
+        path = tmp_path / "wrong.yaml"
+        path.write_text(yaml.safe_dump(document))
+        find_mistakes(path)
+    assert not trace.exists()
 
 
 def gpu_nodes(document: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The shared store without Ray: what it takes, publishes, keeps and refuses."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from fmoe_ray.actors.map_store import (
 )
 from fmoe_ray.engine.map_exchange import Version
 from fmoe_ray.errors import FingerprintError, StoreError
+from fmoe_ray.maps.file_lock import lock_beside
 from fmoe_ray.maps.named import NamedMaps, NamedStore
 from fmoe_ray.maps.store import MapStore
 
@@ -133,6 +135,48 @@ def test_maps_are_saved_as_time_goes_by(stores: Stores, tmp_path: Path) -> None:
     stores.time_s += SAVE_EVERY_S
     stores.sync(store)
     assert len(MapStore.load(path)) == 4
+
+
+def test_what_others_save_is_kept_and_published(stores: Stores, tmp_path: Path) -> None:
+    path = tmp_path / "maps"
+    store = stores.open(path)
+    version = stores.sync(store, new_maps(1, 4)).version
+    other = stores.open(path)
+    stores.sync(other, new_maps(2, 3))
+    other.save()
+    store.save()
+    wanted = set(new_maps(1, 4).names.tolist()) | set(new_maps(2, 3).names.tolist())
+    assert NamedStore(MapStore.load(path)).names == wanted
+    assert set(names(stores.sync(store, NOTHING, version))) == set(new_maps(2, 3).names.tolist())
+
+
+def test_a_file_that_others_write_is_saved_later(
+    stores: Stores, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "maps"
+    store = stores.open(path)
+    stores.sync(store, new_maps(1, 4))
+    for spoil in (
+        lock_beside(path, timeout_s=1),
+        replaced(path, fingerprint="other"),
+    ):
+        with spoil:
+            stores.time_s += SAVE_EVERY_S
+            stores.sync(store)
+    assert caplog.text.count("could not be saved") == 2
+    stores.time_s += SAVE_EVERY_S
+    stores.sync(store)
+    assert len(MapStore.load(path)) == 4
+
+
+@contextmanager
+def replaced(path: Path, **header: object) -> Iterator[None]:
+    """Another model's file in the place of this one."""
+    own = path.read_bytes()
+    changed = dataclasses.replace(HEADER, **header)  # type: ignore[arg-type]
+    MapStore.empty(changed, capacity=9).save(path)
+    yield
+    path.write_bytes(own)
 
 
 def test_duplicates_are_counted_and_not_published(stores: Stores) -> None:

@@ -171,7 +171,7 @@ def test_a_killed_shard_fails_what_is_in_flight_and_the_rest_is_served_by_the_re
         os.kill(pids[rank], signal.SIGKILL)
         killed = time.monotonic()
         response, events = whole.result(10), streamed.result(10)
-    assert time.monotonic() - killed < 1
+    assert time.monotonic() - killed < 3  # wide enough for a busy machine
     assert response.status_code == 503
     assert "expert shard" in response.json()["error"]["message"]
     assert "expert shard" in json.loads(events[-1].removeprefix("data: "))["error"]["message"]

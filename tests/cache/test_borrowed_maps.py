@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from clusters.waiting import within
 
 from fmoe_ray.cache import Geometry, HostStore, Offloader
 from fmoe_ray.errors import EngineError, StepTimeoutError
@@ -47,15 +48,18 @@ def num_maps(offloader: Offloader) -> int:
         return maps.size
 
 
+def is_lent(offloader: Offloader) -> bool:
+    with offloader.borrow_maps(0.01):
+        return True
+
+
 def test_what_was_learnt_can_be_read_and_changed_between_iterations(offloader: Offloader) -> None:
     iterate(offloader)
-    while num_maps(offloader) == 0:  # the matcher has its own pace
-        pass
+    within(LIMIT_S, lambda: num_maps(offloader) > 0)  # the matcher has its own pace
     with offloader.borrow_maps(LIMIT_S) as maps:
         maps.insert(np.full((2, L, J), 0.25, np.float32), None, None, None, [], False)
     iterate(offloader)
-    while num_maps(offloader) < 4:
-        pass
+    within(LIMIT_S, lambda: num_maps(offloader) == 4)
     begin(offloader)
     gate(offloader, 0)
     gate(offloader, 1)
@@ -83,15 +87,14 @@ def test_an_iteration_in_progress_is_waited_for_but_not_for_ever(offloader: Offl
         sizes.append(num_maps(offloader))
 
     with pytest.raises(StepTimeoutError, match="did not end within"):
-        while True:  # until the matcher has begun it
-            with offloader.borrow_maps(0.01):
-                pass
+        within(LIMIT_S, lambda: not is_lent(offloader))  # until the matcher has begun it
     thread = threading.Thread(target=borrow)
     thread.start()
     started.wait(LIMIT_S)
     gate(offloader, 1)
     offloader.end_iteration()
     thread.join(LIMIT_S)
+    assert not thread.is_alive()
     assert sizes == [1]
 
 

@@ -184,6 +184,25 @@ def test_a_file_that_is_no_host_store_is_left_alone(name: str) -> None:
         path_of(name).unlink()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_store_of_another_user_is_not_trusted(name: str) -> None:
+    with fill(create(name)):
+        os.chown(path_of(name), os.geteuid() + 1, -1)
+        with pytest.raises(ConfigError, match="belongs to user 1"):
+            create(name)
+
+
+def test_a_link_is_not_followed(name: str) -> None:
+    target = f"{name}-target"
+    with fill(create(target)):
+        path_of(name).symlink_to(path_of(target))
+        try:
+            with pytest.raises(ConfigError, match="is a link"):
+                create(name)
+        finally:
+            path_of(name).unlink()
+
+
 @pytest.mark.parametrize("wrong", ["a/b", "..", "x" * 201])
 def test_a_name_that_is_no_file_name_is_refused(wrong: str) -> None:
     with pytest.raises(ConfigError, match="plain file name"):

@@ -1,12 +1,15 @@
 """Policies and predictors written in Python inside the offloader: its threads and the GIL."""
 
 import faulthandler
+import gc
+import os
 import sys
 import threading
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from clusters.waiting import within
 
 from fmoe_ray.cache import Geometry, HostStore, Offloader
 from fmoe_ray.errors import ConfigError, EngineError
@@ -157,7 +160,13 @@ def test_policy_predictor_and_inference_share_the_gil_without_deadlock() -> None
         offloader.check_integrity()
 
 
+def num_threads() -> int:
+    """Of the process, the native ones too."""
+    return len(os.listdir("/proc/self/task"))
+
+
 def test_an_offloader_that_is_dropped_ends_its_python_threads() -> None:
+    before = num_threads()
     gate = threading.Event()
     gate.set()
     offloader = Offloader(
@@ -169,7 +178,10 @@ def test_an_offloader_that_is_dropped_ends_its_python_threads() -> None:
         predictor_object=ScriptedPredictor(gate),
     )
     run_iteration(offloader, 0)
+    assert num_threads() > before
     del offloader
+    gc.collect()
+    within(10, lambda: num_threads() == before)
 
 
 def test_a_predictor_that_fails_ends_the_engine_with_its_message() -> None:

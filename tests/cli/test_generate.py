@@ -39,13 +39,15 @@ def test_the_budget_changes_the_cost_and_never_the_answer() -> None:
 
 def test_another_policy_drops_what_the_files_policy_alone_uses(tmp_path: Path) -> None:
     document = yaml.safe_load(Path(TINY).read_text())
-    document["applications"][0]["args"]["offload"].update(policy="fmoe", store_capacity=50)
+    args = document["applications"][0]["args"]
+    args["offload"].update(policy="fmoe", store_path=str(tmp_path / "maps"))
+    args["routing"] = {"by_experts": True}
     config = tmp_path / "fmoe.yaml"
     config.write_text(yaml.safe_dump(document))
     arguments = ("--config", str(config), "--prompt", "Hello", "--max-tokens", "1")
     done = run(*arguments, "--policy", "lru")
     assert done.returncode == 0, done.stderr
-    assert "policy lru does not use store_capacity" in done.stderr
+    assert "policy lru does not use store_path" in done.stderr
 
 
 def test_the_text_is_streamed_and_the_statistics_go_to_the_other_stream() -> None:

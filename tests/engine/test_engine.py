@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from fmoe_ray.config import EngineSettings
-from fmoe_ray.engine.engine import Engine
+from fmoe_ray.engine.engine import MAX_FAILED_STEPS, Engine
 from fmoe_ray.engine.messages import Sampling, StepPlan, StepResult
 from fmoe_ray.engine.request import Event, GenerationRequest, Usage
 from fmoe_ray.engine.stream import EventStream
@@ -168,6 +169,43 @@ def test_a_defect_in_the_runner_leaves_nobody_waiting() -> None:
         assert isinstance(event.error, EngineError) and "one over nothing" in str(event.error)
 
     with_engine(body, Broken())
+
+
+class FailingRunner(StubRunner):
+    """Steps with rows fail in this order; all succeed after the last."""
+
+    def __init__(self, fails: list[bool]) -> None:
+        super().__init__(num_slots=2)
+        self._fails = fails
+
+    async def step(self, plan: StepPlan) -> StepResult:
+        result = await super().step(plan)
+        fails = bool(plan.rows and self._fails) and self._fails.pop(0)
+        return msgspec.structs.replace(result, rows=[], error="no luck") if fails else result
+
+
+def test_an_engine_whose_steps_all_fail_gives_up() -> None:
+    async def body(engine: Engine) -> None:
+        for _ in range(MAX_FAILED_STEPS):
+            engine.check_health()
+            event = await whole(engine.submit(request()))
+            assert isinstance(event.error, EngineError) and str(event.error) == "no luck"
+        await asyncio.sleep(0)
+        with pytest.raises(EngineError, match="5 steps in a row failed; the last: no luck"):
+            engine.check_health()
+        assert "no luck" in str(await engine.failed())
+
+    with_engine(body, FailingRunner([True] * MAX_FAILED_STEPS))
+
+
+def test_a_step_that_succeeds_forgives_those_that_failed() -> None:
+    async def body(engine: Engine) -> None:
+        for _ in range(2 * MAX_FAILED_STEPS):
+            await whole(engine.submit(request("z")))
+        engine.check_health()
+
+    fails = [True] * (MAX_FAILED_STEPS - 1)
+    with_engine(body, FailingRunner([*fails, False, *fails, False]))
 
 
 def test_a_lost_shard_ends_requests_at_once_though_the_step_hangs() -> None:

@@ -1,5 +1,6 @@
 """The tokenizer of the model inside the package."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,22 @@ def test_a_template_that_refuses_is_a_bad_request() -> None:
 def test_a_folder_without_a_tokenizer_is_a_broken_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="tokenizer"):
         ModelTokenizer.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "3"])
+def test_a_damaged_generation_config_is_named(content: str, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(TINY_FOLDER, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    (folder / "generation_config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"generation_config\.json cannot be read"):
+        ModelTokenizer.load(str(folder))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", ["{", "[]", "3"])
+def test_a_damaged_tokenizer_is_named(name: str, content: str, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(TINY_FOLDER, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    (folder / name).write_text(content)
+    with pytest.raises(CheckpointError, match="the tokenizer cannot be loaded"):
+        ModelTokenizer.load(str(folder))

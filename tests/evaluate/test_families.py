@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from fmoe_ray.errors import EngineError
 from fmoe_ray.evaluate.families import FAMILIES, Outcome, survey, table, try_family
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "families.md"
@@ -34,3 +35,13 @@ def test_the_table_in_the_documentation_is_what_the_survey_finds() -> None:
     assert len(outcomes) == len(FAMILIES)
     assert all(outcome.is_equal or outcome.refusal for outcome in outcomes)
     assert DOCUMENT.read_text(encoding="utf-8") == table(outcomes)
+
+
+def test_a_family_that_fails_leaves_no_runner_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fmoe_ray.evaluate.families.PROMPT_LENGTHS", (500,))
+    with pytest.raises(AssertionError, match="of 200") as failed:
+        try_family("mixtral")
+    frames = [entry.frame.f_locals for entry in failed.traceback]
+    runner = next(local["runner"] for local in frames if "runner" in local)
+    with pytest.raises(EngineError, match="used after close"):
+        runner.counters()

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from fmoe_ray.cli.app import app
 from fmoe_ray.cli.evaluate import SMALL_TRACE
+from fmoe_ray.config import Budget, OffloadSettings
 from fmoe_ray.errors import ConfigError
 from fmoe_ray.evaluate.figures.arrivals import (
     UTILISATION,
@@ -21,8 +23,11 @@ from fmoe_ray.evaluate.figures.arrivals import (
 )
 from fmoe_ray.evaluate.figures.catalogue import FIGURES, choose
 from fmoe_ray.evaluate.figures.entropy import entropy_bits
+from fmoe_ray.evaluate.figures.lab import Lab
+from fmoe_ray.evaluate.figures.models import size_finding
 from fmoe_ray.evaluate.figures.workload import iteration_maps
 from fmoe_ray.evaluate.hardware import H200, MIXTRAL, MODELS, PHI, QWEN, RTX_3090, Clock
+from fmoe_ray.evaluate.policy_bench import Conditions, PolicyBench
 from fmoe_ray.trace.format import RoutingTrace, load_trace
 
 PNG = b"\x89PNG"
@@ -93,6 +98,12 @@ def test_sizes_of_the_models_follow_from_their_shapes() -> None:
     assert MIXTRAL.all_experts_bytes == 32 * 8 * MIXTRAL.expert_bytes
 
 
+def test_a_size_holds_only_where_the_shape_gives_the_papers_digits() -> None:
+    assert all(size_finding(model).holds for model in MODELS)
+    assert not size_finding(replace(MIXTRAL, num_layers=31)).holds
+    assert not size_finding(replace(PHI, top_k=3)).holds
+
+
 def test_the_load_ratio_is_load_time_by_layer_time() -> None:
     clock = Clock(model=QWEN, machine=H200)
     assert clock.load_ratio == clock.load_s / clock.layer_s
@@ -147,3 +158,39 @@ def test_an_iteration_map_of_a_recorded_token_has_its_k_weights() -> None:
     assert maps.probs.shape == (5, 24, 32)
     assert (maps.chosen.sum(-1) == 4).all() and ((maps.probs > 0) <= maps.chosen).all()
     assert maps.probs.sum(-1) == pytest.approx(np.ones((5, 24)), abs=1e-5)
+
+
+def test_what_was_measured_is_read_again_only_under_the_same_conditions(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, SMALL_TRACE)
+    bench = PolicyBench(
+        conditions=Conditions(
+            seen=300,
+            held_out=12,
+            max_tokens=24,
+            budget="0.25",
+            load_ratio=0.5,
+            layer_ms=1.0,
+            load_ms=0.5,
+            link_gbps=1.0,
+        ),
+        policies=[],
+    )
+    lab.bench_path.write_text(json.dumps(asdict(bench)))
+    assert Lab(tmp_path, SMALL_TRACE).bench == bench
+    others = [
+        Lab(tmp_path, SMALL_TRACE, seen=5),
+        Lab(tmp_path, SMALL_TRACE, max_tokens=5),
+        Lab(tmp_path, SMALL_TRACE, bench_dialogues=5),
+    ]
+    slower = Lab(tmp_path, SMALL_TRACE)
+    slower.settings = slower.settings.model_copy(
+        update={"offload": OffloadSettings(budget=Budget(fraction=0.5))}
+    )
+    assert not any(other.bench_path.exists() for other in (*others, slower))
+
+
+def test_a_damaged_measurement_is_named(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, SMALL_TRACE)
+    lab.bench_path.write_text("{}")
+    with pytest.raises(ConfigError, match=r"engine-\w+\.json: damaged .*delete it"):
+        _ = lab.bench

@@ -1,54 +1,86 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fmoe_ray.kernels.experts import ExpertLayout, experts
+from fmoe_ray.kernels.experts import ACTIVATIONS, ExpertLayout, experts
 
 H, I, J, SLOTS = 48, 40, 6, 9  # noqa: E741
 
 
 def layout(**kind: object) -> ExpertLayout:
-    gate_up, down = 2 * I * H, H * I
+    rows = 2 * I if kind.get("has_gate", True) else I
+    gate_up, down = rows * H, H * I
     sizes = {"gate_up": 0, "down": gate_up, "stride": 8192}
     if kind.pop("is_biased", False):
-        sizes |= {"gate_up_bias": gate_up + down, "down_bias": gate_up + down + 2 * I}
+        sizes |= {"gate_up_bias": gate_up + down, "down_bias": gate_up + down + rows}
     return ExpertLayout(hidden=H, inner=I, **sizes, **kind)  # type: ignore[arg-type]
 
 
 def one_expert(x: Tensor, blob: Tensor, at: ExpertLayout) -> Tensor:
     """The plain reference, with the library's own operations and roundings."""
-    w1 = blob[at.gate_up : at.gate_up + 2 * I * H]
+    rows = 2 * I if at.has_gate else I
+    w1 = blob[at.gate_up : at.gate_up + rows * H]
     w2 = blob[at.down : at.down + H * I]
     if at.is_transposed:
-        h, w2 = x @ w1.view(H, 2 * I), w2.view(I, H)
+        h, w2 = x @ w1.view(H, rows), w2.view(I, H)
     else:
-        h, w2 = F.linear(x, w1.view(2 * I, H)), w2.view(H, I).T
+        h, w2 = F.linear(x, w1.view(rows, H)), w2.view(H, I).T
     if at.gate_up_bias >= 0:
-        h = h + blob[at.gate_up_bias : at.gate_up_bias + 2 * I]
-    gate, up = (h[..., ::2], h[..., 1::2]) if at.is_interleaved else h.chunk(2, -1)
+        h = h + blob[at.gate_up_bias : at.gate_up_bias + rows]
+    if not at.has_gate:
+        gate, up = h, torch.ones_like(h)
+    elif at.is_interleaved:
+        gate, up = h[..., ::2], h[..., 1::2]
+    else:
+        gate, up = h.chunk(2, -1)
     if at.activation == "clamp_swiglu":
         gate = gate.clamp(max=at.limit)
         up = up.clamp(-at.limit, at.limit)
         h = (up + 1) * (gate * torch.sigmoid(gate * at.alpha))
-    elif at.activation == "silu":
-        h = F.silu(gate) * up
     else:
-        h = F.gelu(gate, approximate="tanh" if at.activation == "gelu_tanh" else "none") * up
+        h = REFERENCE[at.activation](gate) * up
     y = h @ w2
     return y if at.down_bias < 0 else y + blob[at.down_bias : at.down_bias + H]
 
 
+REFERENCE: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
+}
 KINDS = [
     layout(),
     layout(activation="gelu"),
     layout(activation="gelu_tanh", is_biased=True),
     layout(activation="clamp_swiglu", is_transposed=True, is_interleaved=True, is_biased=True),
+    layout(activation="relu"),
+    layout(activation="relu", has_gate=False, is_biased=True),
+    layout(activation="relu2", has_gate=False),
+    layout(activation="relu2", is_transposed=True),
+    layout(activation="silu", has_gate=False, is_transposed=True, is_biased=True),
 ]
 
 
+def name_of(at: ExpertLayout) -> str:
+    kinds = {
+        "no-gate": not at.has_gate,
+        "biased": at.down_bias >= 0,
+        "transposed": at.is_transposed,
+    }
+    return "-".join([at.activation, *(kind for kind, is_so in kinds.items() if is_so)])
+
+
+def test_every_activation_is_compared() -> None:
+    assert {at.activation for at in KINDS} == set(ACTIVATIONS)
+
+
 @pytest.mark.parametrize("tokens", [1, 2, 5, 40])
-@pytest.mark.parametrize("at", KINDS, ids=lambda at: at.activation)
+@pytest.mark.parametrize("at", KINDS, ids=name_of)
 def test_experts_equal_the_reference_wherever_they_lie(
     tokens: int, at: ExpertLayout, dtype: torch.dtype, device: str
 ) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from safetensors.numpy import save_file
 
 from fmoe_ray.errors import FingerprintError, StoreError
 from fmoe_ray.maps import EntryRef, MapStore
-from fmoe_ray.maps.store_file import read_header
+from fmoe_ray.maps.store_file import read_header, write_store
 
 
 def make_store(**changes: Any) -> MapStore:
@@ -132,17 +133,17 @@ def test_every_truncated_file_is_refused(tmp_path: Path) -> None:
             MapStore.load(tmp_path / "maps")
 
 
-def test_a_flipped_bit_anywhere_in_the_content_is_refused(tmp_path: Path) -> None:
+def test_a_flipped_bit_anywhere_is_refused(tmp_path: Path) -> None:
     store = make_store()
     fill(store, num_maps=8)
     store.save(tmp_path / "maps")
     whole = (tmp_path / "maps").read_bytes()
     content = 8 + int.from_bytes(whole[:8], "little")
-    for position in range(content, len(whole), 37):
+    for position in [*range(content), *range(content, len(whole), 37)]:
         damaged = bytearray(whole)
         damaged[position] ^= 1
         (tmp_path / "maps").write_bytes(damaged)
-        with pytest.raises(StoreError, match="checksum"):
+        with pytest.raises(StoreError, match="checksum" if position >= content else None):
             MapStore.load(tmp_path / "maps")
 
 
@@ -150,9 +151,11 @@ def test_a_flipped_bit_anywhere_in_the_content_is_refused(tmp_path: Path) -> Non
     ("key", "value", "message"),
     [
         ("format", "something", "format is 'something'"),
-        ("version", "99", "version '99', this program reads 1"),
+        ("version", "99", "version '99', this program reads 2"),
         ("header", "{", "damaged header"),
         ("header", '{"fingerprint": 1}', "damaged header"),
+        ("header", "[]", "damaged header"),
+        ("header", "[" * 100_000, "damaged header"),
     ],
 )
 def test_a_wrong_header_is_refused(tmp_path: Path, key: str, value: str, message: str) -> None:
@@ -166,15 +169,41 @@ def test_a_wrong_header_is_refused(tmp_path: Path, key: str, value: str, message
         MapStore.load(path)
 
 
-def test_a_header_that_does_not_fit_its_content_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "maps"
-    make_store().save(path)
+def edit_header(path: Path, **changes: object) -> None:
     with safe_open(path, framework="numpy") as file:
         metadata = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}
-    header = json.loads(metadata["header"]) | {"size": 2}
+    header = json.loads(metadata["header"]) | changes
     save_file(tensors, path, metadata | {"header": json.dumps(header)})
-    with pytest.raises(StoreError, match="its header asks for"):
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"size": 2}, "its header asks for"),
+        ({"capacity": -1}, "damaged header: capacity is -1"),
+        ({"capacity": 2**40}, "damaged header: capacity is"),
+        ({"capacity": 9}, "do not have the file's checksum"),
+        ({"prefetch_distance": 3}, "do not have the file's checksum"),
+        ({"fingerprint": "model-b"}, "do not have the file's checksum"),
+    ],
+)
+def test_a_changed_header_is_refused(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    path = tmp_path / "maps"
+    make_store().save(path)
+    edit_header(path, **changes)
+    with pytest.raises(StoreError, match=message):
+        MapStore.load(path)
+
+
+@pytest.mark.parametrize("changes", [{"capacity": 0}, {"top_k": 9}])
+def test_a_header_of_no_possible_store_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """With the right checksum, as another program may write it."""
+    path, store = tmp_path / "maps", make_store()
+    write_store(path, replace(store.header, **changes), store.read(0, 0))
+    with pytest.raises(StoreError, match="maps: "):
         MapStore.load(path)
 
 

@@ -1,20 +1,21 @@
 import json
 import multiprocessing
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from reference.loading import StoredExperts, loading, logits
+from reference.mxfp4 import save_mxfp4
 from transformers import AutoModelForCausalLM
 
 from fmoe_ray.errors import CheckpointError, UnsupportedModelError
 from fmoe_ray.evaluate.tiny_models import EXPERTS, TOP_K, VOCAB, save_tiny
-from fmoe_ray.models.experts import Dispatch, bind_experts
-from fmoe_ray.models.loader import LoadedModel, load_model
+from fmoe_ray.models.experts import bind_experts
+from fmoe_ray.models.loader import load_model
 
 FAMILIES = [
     "mixtral",
@@ -33,46 +34,6 @@ FAMILIES = [
     "gemma4_text",
 ]
 CPU = torch.device("cpu")
-
-
-class StoredExperts:
-    """Experts backend that computes straight from the host store."""
-
-    def __init__(self, loaded: LoadedModel) -> None:
-        self._views = [
-            loaded.layout.numpy_views(loaded.store.blob(index).copy())
-            for index in range(loaded.store.num_blobs)
-        ]
-        self._num_experts = loaded.num_experts
-
-    def forward(
-        self,
-        module: Any,
-        layer: int,
-        hidden_TH: torch.Tensor,
-        index_TK: torch.Tensor,
-        weights_TK: torch.Tensor,
-    ) -> torch.Tensor:
-        dispatch = Dispatch(hidden_TH, index_TK, self._num_experts)
-        for expert in dispatch.experts:
-            dispatch.compute(module, expert, self._views[layer * self._num_experts + expert])
-        return dispatch.combine(weights_TK)
-
-
-@contextmanager
-def loading(folder: Path, dtype: torch.dtype | None = torch.float32) -> Iterator[LoadedModel]:
-    loaded = load_model(str(folder), device=CPU, dtype=dtype)
-    try:
-        yield loaded
-    finally:
-        loaded.store.close()
-
-
-def logits(model: Any) -> torch.Tensor:
-    tokens = torch.randint(3, VOCAB, (2, 24), generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
-        output: torch.Tensor = model(input_ids=tokens, use_cache=False).logits
-    return output
 
 
 def reference(folder: Path, dtype: torch.dtype) -> torch.Tensor:
@@ -229,11 +190,32 @@ def _measure(folder: Path, sender: Any) -> None:
     sender.send((peak, weights))
 
 
+def save_tiny_mixtral(folder: Path, **sizes: Any) -> Path:
+    return save_tiny("mixtral", folder, **sizes)
+
+
+def save_one_quantised_layer(folder: Path, **sizes: Any) -> Path:
+    """So that a layer dequantised at once would double the weights."""
+    return save_mxfp4("gpt_oss", folder, num_hidden_layers=1, num_local_experts=32, **sizes)
+
+
 @pytest.mark.parametrize(
-    ("sizes", "margin"),
+    ("save", "sizes", "margin"),
     [
-        pytest.param({"hidden_size": 512, "intermediate_size": 512}, 20 * 2**20, id="76MiB"),
         pytest.param(
+            save_tiny_mixtral,
+            {"hidden_size": 512, "intermediate_size": 512},
+            20 * 2**20,
+            id="76MiB",
+        ),
+        pytest.param(
+            save_one_quantised_layer,
+            {"hidden_size": 512, "intermediate_size": 512},
+            20 * 2**20,
+            id="100MiB-mxfp4",
+        ),
+        pytest.param(
+            save_tiny_mixtral,
             {"hidden_size": 2048, "intermediate_size": 1792},
             100 * 2**20,
             id="1GiB",
@@ -242,10 +224,10 @@ def _measure(folder: Path, sender: Any) -> None:
     ],
 )
 def test_loading_takes_no_more_memory_than_the_weights(
-    sizes: dict[str, Any], margin: int, tmp_path: Path
+    save: Callable[..., Path], sizes: dict[str, Any], margin: int, tmp_path: Path
 ) -> None:
-    save_tiny("mixtral", tmp_path / "small")
-    save_tiny("mixtral", tmp_path / "big", **sizes)
+    save(tmp_path / "small")
+    save(tmp_path / "big", **sizes)
     receiver, sender = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("spawn").Process(target=_measure, args=(tmp_path, sender))
     process.start()

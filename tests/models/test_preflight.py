@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from fmoe_ray.errors import (
     UnsupportedModelError,
 )
 from fmoe_ray.evaluate.tiny_models import EXPERTS, LAYERS, TOP_K, save_tiny, tiny_config
-from fmoe_ray.models.architecture import architecture_of
+from fmoe_ray.models.architecture import architecture_of, build_architecture
 from fmoe_ray.models.loader import load_model
 from fmoe_ray.models.preflight import check_machine, needs_of
 
@@ -163,7 +164,23 @@ def test_a_missing_gpu_alone_is_a_wrong_setting(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_the_memory_of_the_shipped_mixtral_is_known_without_a_network(offline: Path) -> None:
-    shipped = load_settings(Path(__file__).parents[2] / "configs" / "mixtral.yaml")
-    with pytest.raises(CheckpointNotFoundError, match=r"It needs 84\.0 GiB of host memory"):
+@pytest.mark.parametrize(("name", "memory"), [("mixtral", "84.0"), ("gpt-oss-20b", "35.6")])
+def test_the_memory_of_a_shipped_configuration_is_known_without_a_network(
+    name: str, memory: str, offline: Path
+) -> None:
+    shipped = load_settings(Path(__file__).parents[2] / "configs" / f"{name}.yaml")
+    with pytest.raises(
+        CheckpointNotFoundError, match=f"It needs {re.escape(memory)} GiB of host memory"
+    ):
         check_machine(shipped)
+
+
+def test_without_a_type_the_architecture_of_gpt_oss_is_bfloat16() -> None:
+    """20.9 billion parameters, 19.1 of them experts (gpt-oss model card, table 1), which are
+    stored in four bits and take two bytes each in the host store.
+    """
+    architectures = Path(__file__).parents[2] / "fmoe_ray" / "assets" / "architectures"
+    architecture = build_architecture(architectures / "openai" / "gpt-oss-20b", None)
+    needs = needs_of(architecture, settings("x", budget=0.25), torch.device("cuda"))
+    assert (needs.store_bytes + needs.dense_bytes) / 2e9 == pytest.approx(20.9, abs=0.05)
+    assert needs.store_bytes / 2e9 == pytest.approx(19.1, abs=0.05)

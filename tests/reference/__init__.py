@@ -1,1 +1,1 @@
-"""The algorithms once more, as plainly as NumPy allows, to compare the native ones with."""
+"""The algorithms once more, as plainly as NumPy and torch allow, to compare the real ones with."""

@@ -1,5 +1,6 @@
 """A trace that is read is well-formed; one that is not says which field, index and value."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,24 @@ def test_a_file_of_another_kind_is_refused(content: bytes, tmp_path: Path) -> No
     (tmp_path / "trace.npz").write_bytes(content)
     with pytest.raises(TraceError, match=r"trace\.npz: not an npz archive, or damaged"):
         load_trace(tmp_path / "trace.npz")
+
+
+def test_no_changed_byte_is_a_traceback(tmp_path: Path) -> None:
+    path = tmp_path / "trace.npz"
+    save_trace(path, RoutingTrace(**parts()))
+    whole = path.read_bytes()
+    refused = 0
+    for position in range(0, len(whole), 7):
+        damaged = bytearray(whole)
+        damaged[position] ^= 0x3F
+        path.write_bytes(damaged)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a changed name is unknown to the format
+            try:
+                load_trace(path)
+            except TraceError:
+                refused += 1
+    assert refused > len(whole) / 14
 
 
 def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from fmoe_ray.trace.format import load_trace
 from fmoe_ray.trace.recorder import TraceRecorder
 
 L, J, K, H = 2, 4, 2, 3
+LIMIT = 2**20
 Array = npt.NDArray[Any]
 
 
@@ -30,7 +31,9 @@ def row(num_tokens: int, seed: int) -> dict[str, Array]:
 
 def test_rows_of_mixed_requests_become_sequences(tmp_path: Path) -> None:
     now = iter([100.0, 100.5, 102.0])
-    recorder = TraceRecorder(tmp_path / "t.npz", num_experts=J, clock=lambda: next(now))
+    recorder = TraceRecorder(
+        tmp_path / "t.npz", num_experts=J, max_bytes=LIMIT, clock=lambda: next(now)
+    )
     prompt, first, second, other = row(3, 0), row(1, 1), row(1, 2), row(2, 3)
     recorder.record(7, is_prefill=True, **prompt)
     recorder.record(9, is_prefill=True, **other)
@@ -48,7 +51,7 @@ def test_rows_of_mixed_requests_become_sequences(tmp_path: Path) -> None:
 
 
 def test_buffers_may_be_reused_after_the_call(tmp_path: Path) -> None:
-    recorder = TraceRecorder(tmp_path / "t.npz", num_experts=J)
+    recorder = TraceRecorder(tmp_path / "t.npz", num_experts=J, max_bytes=LIMIT)
     buffers = {name: part.astype(np.float16) for name, part in row(1, 0).items()}
     buffers["expert_ids"] = row(1, 0)["expert_ids"].astype(np.uint8)
     kept = buffers["weights"].copy()
@@ -60,7 +63,7 @@ def test_buffers_may_be_reused_after_the_call(tmp_path: Path) -> None:
 
 
 def test_writing_again_replaces_the_file_by_all_of_it(tmp_path: Path) -> None:
-    recorder = TraceRecorder(tmp_path / "t.npz", num_experts=J)
+    recorder = TraceRecorder(tmp_path / "t.npz", num_experts=J, max_bytes=LIMIT)
     for step in range(3):
         recorder.record(1, is_prefill=False, **row(1, step))
         recorder.write()
@@ -68,7 +71,7 @@ def test_writing_again_replaces_the_file_by_all_of_it(tmp_path: Path) -> None:
 
 
 def test_nothing_recorded_writes_no_file(tmp_path: Path) -> None:
-    TraceRecorder(tmp_path / "t.npz", num_experts=J).write()
+    TraceRecorder(tmp_path / "t.npz", num_experts=J, max_bytes=LIMIT).write()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -84,15 +87,15 @@ def test_a_full_recorder_stops_and_says_so_once(
         recorder.record(2, is_prefill=False, **row(1, 2))  # would fit, but after a gap
     assert recorder.num_tokens == 2
     assert [record.message for record in caplog.records] == [
-        f"{tmp_path / 't.npz'}: recording stops at 2 tokens in {2 * token_bytes} "
-        f"bytes, the limit is {4 * token_bytes - 1}"
+        f"{tmp_path / 't.npz'}: recording stops for good at 2 tokens in "
+        f"{2 * token_bytes} bytes, the limit is {4 * token_bytes - 1} (offload.record_bytes)"
     ]
     recorder.write()
     assert load_trace(tmp_path / "t.npz").sequences() == [(0, 2)]
 
 
 def test_a_row_unlike_those_before_is_refused(tmp_path: Path) -> None:
-    recorder = TraceRecorder(tmp_path / "t.npz", num_experts=J)
+    recorder = TraceRecorder(tmp_path / "t.npz", num_experts=J, max_bytes=LIMIT)
     recorder.record(1, is_prefill=False, **row(1, 0))
     without = {name: part for name, part in row(1, 1).items() if name != "probs"}
     with pytest.raises(TraceError, match=r"\['embeddings', 'spec_probs', 'token_ids'\]; the rows"):

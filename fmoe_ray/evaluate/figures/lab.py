@@ -2,13 +2,16 @@
 recorded once and kept in a folder.
 """
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 
+from fmoe_ray import __version__
 from fmoe_ray.config import Budget, EngineSettings, OffloadSettings, Settings
+from fmoe_ray.errors import ConfigError
 from fmoe_ray.evaluate.dialogues import load_dialogues, record_routing
 from fmoe_ray.evaluate.figures.arrivals import Arrivals, load_arrivals, prompts_of_length
 from fmoe_ray.evaluate.figures.workload import Workload
@@ -58,7 +61,7 @@ class Lab:
     def embedded(self) -> Workload:
         """Dialogues answered by the embedded model: full distributions, prompts, embeddings."""
         trace = self._recorded(
-            f"embedded-{self.seen}-{self.held_out}-{self.max_tokens}", self._record
+            self._key("embedded", self.seen, self.held_out, self.max_tokens), self._record
         )
         sequences = trace.sequences()
         return Workload(
@@ -71,23 +74,25 @@ class Lab:
     def online(self, kind: str) -> tuple[Arrivals, Workload]:
         """Azure's requests of a kind, "conv" or "code", answered by the embedded model."""
         arrivals = load_arrivals(kind)
-        trace = self._recorded(f"online-{kind}", lambda: self._record_online(arrivals))
+        trace = self._recorded(self._key("online", kind), lambda: self._record_online(arrivals))
         workload = Workload(
             name="embedded model", trace=trace, learned=(), measured=trace.sequences()
         )
         return arrivals, workload
 
+    @property
+    def bench_path(self) -> Path:
+        """Where `bench` is kept."""
+        names = [info.name for info in list_policies()]
+        key = self._key("engine", self.seen, self._bench_dialogues, self.max_tokens, *names)
+        return self._cache / f"{key}.json"
+
     @cached_property
     def bench(self) -> PolicyBench:
         """The engine itself on a throttled CPU."""
-        names = [info.name for info in list_policies()]
-        path = self._cache / f"engine-{self.seen}-{self._bench_dialogues}-{len(names)}.json"
+        path = self.bench_path
         if path.exists():
-            body = json.loads(path.read_text(encoding="utf-8"))
-            return PolicyBench(
-                conditions=Conditions(**body["conditions"]),
-                policies=[PolicyResult(**row) for row in body["policies"]],
-            )
+            return _read_bench(path)
         embedded = self.embedded.trace
         self.on_progress("running the engine")
         report = bench_policies(
@@ -99,6 +104,11 @@ class Lab:
         )
         path.write_text(json.dumps(asdict(report)), encoding="utf-8")
         return report
+
+    def _key(self, what: str, *asked: object) -> str:
+        """Of a file that holds what these arguments gave with these settings and this version."""
+        body = json.dumps([__version__, repr(self.settings), *map(str, asked)])
+        return f"{what}-{hashlib.sha256(body.encode()).hexdigest()[:12]}"
 
     def _recorded(self, name: str, record: Callable[[], RoutingTrace]) -> RoutingTrace:
         path = self._cache / f"{name}.npz"
@@ -116,3 +126,14 @@ class Lab:
         dialogues = load_dialogues(self.settings, seen=400, held_out=0)
         prompts = prompts_of_length(dialogues.seen, arrivals.prompt_tokens)
         return record_routing(self.settings, prompts, max_tokens=arrivals.answer_tokens)
+
+
+def _read_bench(path: Path) -> PolicyBench:
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+        return PolicyBench(
+            conditions=Conditions(**body["conditions"]),
+            policies=[PolicyResult(**row) for row in body["policies"]],
+        )
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"{path}: damaged ({error!r}); delete it, to measure again") from error

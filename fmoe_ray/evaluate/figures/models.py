@@ -12,11 +12,12 @@ from fmoe_ray.evaluate.hardware import MACHINES, MIXTRAL, MODELS, RTX_3090, Cloc
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PAPER_PARAMETERS = {
-    "Mixtral-8x7B": "12.9B / 46.7B",
-    "Qwen1.5-MoE-A2.7B": "2.7B / 14.3B",
-    "Phi-3.5-MoE": "6.6B / 42B",
+PAPER_BILLIONS = {
+    "Mixtral-8x7B": ("12.9", "46.7"),
+    "Qwen1.5-MoE-A2.7B": ("2.7", "14.3"),
+    "Phi-3.5-MoE": ("6.6", "42"),
 }
+"""Active and all parameters, as the paper rounds them."""
 BUDGETS_GB = (6, 12, 24, 48, 96)
 PAPER_AT_6_GB = {
     "deepspeed": -0.32,
@@ -45,22 +46,29 @@ def table_1(lab: Lab) -> FigureResult:
         }
         for model in MODELS
     ]
-    findings = [
-        Finding(
-            paper=f"{model.name}: {PAPER_PARAMETERS[model.name]} parameters (active / all)",
-            ours=f"{model.active_weights / 1e9:.1f}B / {model.total_weights / 1e9:.1f}B",
-            holds=True,
-        )
-        for model in MODELS
-    ]
     return FigureResult(
         name="table 1",
         title="The paper's models, and what they cost on the two machines",
         source="The models' published shapes; formulas and constants of hardware.py: "
         + " ".join(f"{machine.name}: {machine.note}" for machine in MACHINES),
         rows=rows,
-        findings=findings,
+        findings=[size_finding(model) for model in MODELS],
         draw=None,
+    )
+
+
+def size_finding(model: ModelShape) -> Finding:
+    """Holds where the shape gives the paper's numbers, to the paper's own digits."""
+    paper = PAPER_BILLIONS[model.name]
+    ours = (model.active_weights / 1e9, model.total_weights / 1e9)
+    rounded = [
+        f"{number:.{len(text.partition('.')[2])}f}"
+        for number, text in zip(ours, paper, strict=True)
+    ]
+    return Finding(
+        paper=f"{model.name}: {paper[0]}B / {paper[1]}B parameters (active / all)",
+        ours=f"{ours[0]:.1f}B / {ours[1]:.1f}B",
+        holds=rounded == list(paper),
     )
 
 

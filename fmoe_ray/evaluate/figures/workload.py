@@ -1,7 +1,7 @@
 """A trace cut into what is learned and what is measured; its simulations, each run once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -33,16 +33,18 @@ class IterationMaps:
     """[N]"""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Workload:
-    name: str
-    trace: RoutingTrace
-    learned: Sequences
-    measured: Sequences
-    _simulations: dict[tuple[object, ...], Simulation] = field(default_factory=dict)
+    """Keeps every simulation that it ran."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_simulator", TraceSimulator(self.trace))
+    def __init__(
+        self, *, name: str, trace: RoutingTrace, learned: Sequences, measured: Sequences
+    ) -> None:
+        self.name = name
+        self.trace = trace
+        self.learned = learned
+        self.measured = measured
+        self._simulator = TraceSimulator(trace)
+        self._simulations: dict[tuple[object, ...], Simulation] = {}
 
     def systems(self, names: Sequence[str] = SYSTEMS) -> list[str]:
         """Those that exist here and see something in this trace."""
@@ -65,8 +67,7 @@ class Workload:
         """`has_learned` False begins with an empty store. Equal runs are simulated once."""
         key = (policy, load_ratio, budget, batch, distance, capacity, eviction, has_learned)
         if key not in self._simulations:
-            simulator: TraceSimulator = self._simulator  # type: ignore[attr-defined]
-            self._simulations[key] = simulator.run(
+            self._simulations[key] = self._simulator.run(
                 policy,
                 self.measured,
                 slots=self.slots(1.0 if policy == NO_OFFLOAD else budget),

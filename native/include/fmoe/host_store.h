@@ -36,7 +36,7 @@ public:
     // Creates and reserves the store, or takes over one that is complete and matches; is_complete()
     // tells which. Waits while another process fills it. Throws CapacityError before the first byte
     // is written if it does not fit, FingerprintError if a live store of that name has another
-    // fingerprint or shape, TimeoutError.
+    // fingerprint or shape, TimeoutError, invalid_argument for a link or another user's file.
     static std::shared_ptr<HostStore> create(const std::string& name,
                                              const std::string& fingerprint, int num_blobs,
                                              std::size_t blob_bytes, double timeout_s);

@@ -64,22 +64,24 @@ PolicyParts make_plus(const PolicyParams& params) {
             std::make_unique<PlusPolicy>(params, std::move(eviction))};
 }
 
-// Settings that not every policy uses; any other value of one that is not used would be ignored.
+// Settings that not every policy uses: one given to a policy that does not would be ignored.
 enum Parameter : unsigned {
     kEviction = 1,
     kDistance = 2,
     kDepth = 4,
     kCapacity = 8,
     kPooling = 16,
+    kLearned = 32,  // it learns expert maps, which can be saved and shared
 };
 
 constexpr std::pair<Parameter, const char*> kParameterNames[] = {
     {kEviction, "eviction"},    {kDistance, "prefetch_distance"},
     {kDepth, "prefetch_depth"}, {kCapacity, "store_capacity"},
-    {kPooling, "pooling"},
+    {kPooling, "pooling"},      {kLearned, "store_path"},
+    {kLearned, "share_maps"},
 };
 
-constexpr unsigned kMaps = kEviction | kDistance | kDepth | kCapacity | kPooling;
+constexpr unsigned kMaps = kEviction | kDistance | kDepth | kCapacity | kPooling | kLearned;
 
 struct Entry {
     const char* name;
