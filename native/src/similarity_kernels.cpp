@@ -103,12 +103,19 @@ FMOE_AVX2 void accumulate_avx2(const Half* columns, std::size_t stride, const in
                                const float* weights, int num_columns, int count, float* running) {
     constexpr int kLanes = 8;
     constexpr int kRegisters = kColumnBlock / kLanes;
+    constexpr int kBlocksAhead = 8;
     for (int c = 0; c < count; c += kColumnBlock) {
         for (int begin = 0; begin < num_columns; begin += kLongestSum) {
             const int end = std::min(begin + kLongestSum, num_columns);
             __m256 sums[kRegisters] = {};
             for (int i = begin; i < end; ++i) {
                 const Half* column = columns + static_cast<std::size_t>(which[i]) * stride + c;
+                // A few blocks ahead, for all columns at once: one after the other they would wait
+                // for memory. Past a column's end it is the next column, which does no harm.
+                const char* ahead =
+                    reinterpret_cast<const char*>(column + kBlocksAhead * kColumnBlock);
+                _mm_prefetch(ahead, _MM_HINT_T0);
+                _mm_prefetch(ahead + 64, _MM_HINT_T0);
                 const __m256 weight = _mm256_set1_ps(weights[i]);
                 for (int r = 0; r < kRegisters; ++r)
                     sums[r] = _mm256_fmadd_ps(weight, to_floats(column + r * kLanes), sums[r]);
