@@ -95,6 +95,9 @@ class RemoteMapStore:
         segments: Segments = self._call("sync", reader, outgoing, since)
         return segments
 
+    def flush(self) -> None:
+        self._call("flush")
+
     def match(self, **question: Any) -> list[MatchedMap]:
         """As `ExpertMapStore.match`."""
         found: list[MatchedMap] = self._call("match", **question)
@@ -167,6 +170,9 @@ class MapLink:
         segments = self._store.sync(self._reader, outgoing, since)
         maps = get_within(segments.refs)
         return Update(version=segments.version, num_taken=segments.num_taken, maps=maps)
+
+    def flush(self) -> None:
+        self._store.flush()
 
 
 def shard_settings(settings: Settings) -> Settings:

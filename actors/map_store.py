@@ -128,8 +128,8 @@ class ExpertMapStore:
         num_taken = self._accept_in_time(outgoing)
         if self._pending and now - self._published_s >= PUBLISH_EVERY_S:
             self._publish(now)
-        if not self._is_saved and now - self._saved_s >= SAVE_EVERY_S:
-            self._save_or_say_why()
+        if now - self._saved_s >= SAVE_EVERY_S:
+            self.flush()
         is_of_this_life = since.life == self._version.life
         lacking = [s for s in self._segments if not is_of_this_life or s.number > since.number]
         refs = [segment.ref for segment in lacking]
@@ -214,6 +214,11 @@ class ExpertMapStore:
         self._pending = []
         self._published_s = now
         self._version = Version(life=self._version.life, number=number)
+
+    def flush(self) -> None:
+        """Saves what is not saved; if the file cannot be written, only says so in the log."""
+        if not self._is_saved:
+            self._save_or_say_why()
 
     def _save_or_say_why(self) -> None:
         try:

@@ -24,7 +24,8 @@ class RayObserver:
     """
 
     def __init__(self, model_name: str, info: RunnerInfo) -> None:
-        self._tags = {"model": model_name}
+        # Ray's exporter knows ASCII only.
+        self._tags = {"model": model_name.encode("ascii", "backslashreplace").decode()}
         self._info = info
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}

@@ -176,8 +176,9 @@ class OffloadSettings(_Section):
     it each replica learns alone, and adds what it has learnt to `store_path` when it leaves."""
     pooling: Literal["mean", "last", "max"] = "mean"
     """How a prompt's token embeddings become one semantic embedding."""
-    chunk_bytes: SizeField = 4 * 2**20
-    """Copies are cut into chunks of this size; an on-demand load overtakes between two of them."""
+    chunk_bytes: Annotated[SizeField, Field(ge=4096)] = 4 * 2**20
+    """Copies are cut into chunks of this size, at least 4 KiB; an on-demand load overtakes between
+    two of them."""
     prefetch_depth: Annotated[int, Field(ge=1)] = 2
     """Prefetches handed to the link at once."""
     link_gbps: Annotated[float, Field(gt=0)] | None = None
@@ -213,7 +214,7 @@ class EngineSettings(_Section):
     """A replica whose step gives no result for this long is replaced."""
     cuda_graphs: bool = True
     """GPU only: decode steps run as one CUDA graph each; off, the same kernels one by one."""
-    num_threads: Annotated[int, Field(ge=1)] | None = None
+    num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads for the dense computation; torch's own choice if not given."""
 
 

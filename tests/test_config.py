@@ -125,6 +125,7 @@ def test_a_budget_below_a_tokens_experts_says_how_much_is_needed(budget: Budget)
         ({"engine": {"max_batch_size": 0, "num_threads": -1}}, r"size: .*got 0; engine\.num_thr"),
         ({"offload": {"chunk_bytes": "4 stone"}}, r"chunk_bytes: .*'4 stone' is not a size"),
         ({"offload": {"chunk_bytes": 0}}, r"chunk_bytes: .*got 0"),
+        ({"offload": {"chunk_bytes": 1}}, r"chunk_bytes: .*got 1"),
         ({"model": {"path": ""}}, r"model\.path: .*got ''"),
         ({"model": {"served_name": ""}}, r"model\.served_name: .*got ''"),
         ({"offload": {"store_path": ""}}, r"offload\.store_path: .*got ''"),

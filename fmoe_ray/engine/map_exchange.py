@@ -52,6 +52,10 @@ class SharedStore(Protocol):
         """Gives the store `outgoing`, which may be empty, and fetches what is new."""
         ...
 
+    def flush(self) -> None:
+        """The store writes what it has into its file, if it has one."""
+        ...
+
 
 class Lender(Protocol):
     """Who keeps the maps: `engine.learned_maps.LearnedMaps`."""
@@ -89,7 +93,9 @@ class MapExchange:
         self._thread.start()
 
     def close(self) -> None:
-        """Sends what is left, unless the store is away. Before the lender is closed."""
+        """Sends what is left and has it written, unless the store is away. Before the lender is
+        closed.
+        """
         self._is_closing.set()
         self._thread.join(_CLOSE_TIMEOUT_S)
         if self._thread.is_alive():
@@ -135,6 +141,8 @@ class MapExchange:
             is_last = self._is_closing.wait(pause_s)
             try:
                 self.run_once()
+                if is_last and self._publishes:
+                    self._shared.flush()  # the cluster may end with this replica
                 pause_s = self._interval_s
             except (StoreUnavailableError, StepTimeoutError) as error:
                 if pause_s == self._interval_s:

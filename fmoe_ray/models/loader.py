@@ -3,6 +3,7 @@ host store of this node.
 """
 
 import hashlib
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,8 +77,11 @@ def load_model(
         gates = probe_gates(architecture.model, architecture.experts, architecture.num_experts)
         store = _open_store(checkpoint, architecture, timeout_s)
         if not store.is_complete:
-            reader.load_experts(store, progress)
-            store.seal()
+            with ExitStack() as undo:
+                undo.callback(store.close)  # or its memory would stay behind, half filled
+                reader.load_experts(store, progress)
+                store.seal()
+                undo.pop_all()
     return LoadedModel(
         model=architecture.model,
         experts=architecture.experts,

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -116,6 +117,9 @@ def check_machine(settings: Settings) -> Needs:
     path = settings.model.path
     device = _intended_device(settings)
     check_settings(settings, device.type)
+    _check_threads(settings.engine.num_threads)
+    _check_writable("offload.record_path", settings.offload.record_path)
+    _check_writable("offload.store_path", settings.offload.store_path, makes_folders=True)
     lacks: list[tuple[type[FmoeError], str]] = []
     folder = _config_folder(path)
     needs = None
@@ -144,6 +148,35 @@ def check_machine(settings: Settings) -> Needs:
             f"{torch.cuda.device_count()} GPUs."
         )
     return needs
+
+
+def _check_threads(num_threads: int | None) -> None:
+    """More threads than processors only wait for each other, thousands of them for ever."""
+    num_processors = os.cpu_count() or 1
+    if num_threads is not None and num_threads > 4 * num_processors:
+        raise ConfigError(
+            f"engine.num_threads {num_threads}: this machine has {num_processors} processors; "
+            "give as many at most"
+        )
+
+
+def _check_writable(key: str, path: str | None, *, makes_folders: bool = False) -> None:
+    """What is written at the end must not fail there."""
+    if path is None:
+        return
+    folder = Path(path).absolute().parent
+    while makes_folders and not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        raise ConfigError(f"{key} {path}: there is no folder {folder}; make it, or name another")
+    if Path(path).is_dir():
+        raise ConfigError(f"{key} {path}: is a folder; name a file")
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigError(
+            f"{key} {path}: no file can be written in {folder} ({error.strerror}); name another"
+        ) from error
 
 
 def _intended_device(settings: Settings) -> torch.device:

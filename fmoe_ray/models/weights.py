@@ -5,6 +5,7 @@ Uses private names of transformers 5.24; tests/models/test_loader.py guards them
 """
 
 import copy
+import ctypes
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ from fmoe_ray.models.architecture import Architecture
 from fmoe_ray.models.checkpoint import Checkpoint
 from fmoe_ray.models.mxfp4 import BLOCKS, SCALES, PackedExperts
 
+_TRIM_EVERY_BYTES = 32 * 2**20
+
 Progress = Callable[[int, int], None]
 """Called with experts done and experts in all."""
 
@@ -48,6 +51,13 @@ class _Source:
     """None where the checkpoint is fused already."""
     slices: dict[str, list[tuple[str, Any]]] = field(default_factory=dict)
     """Source pattern to (key, lazy slice), experts in ascending order."""
+
+
+def _return_freed_memory() -> None:
+    """The C library keeps what is freed, in pieces of a tensor's size: a few hundred megabytes."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)
 
 
 class WeightReader:
@@ -186,10 +196,11 @@ class WeightReader:
     def load_experts(self, store: BlobStore, progress: Progress | None = None) -> None:
         """Writes every expert into its blob, converted to the architecture's types.
 
-        Raises CheckpointError for a tensor whose shape does not fit.
+        Raises CheckpointError for a tensor that is missing or whose shape does not fit.
         """
         architecture = self._architecture
         total = architecture.num_layers * architecture.num_experts
+        converted_bytes = 0
         for layer, module in enumerate(architecture.experts):
             readers = {
                 f.name: self._read(f"{module}.{f.name}", self._experts[f"{module}.{f.name}"])
@@ -197,17 +208,32 @@ class WeightReader:
             }
             for expert in range(architecture.num_experts):
                 index = layer * architecture.num_experts + expert
-                views = architecture.layout.numpy_views(store.blob(index))
-                for name, reader in readers.items():
-                    tensor = next(reader)
-                    if tensor.shape != views[name].shape:
-                        raise CheckpointError(
-                            f"{self._checkpoint.folder}: {module}.{name} of expert {expert} has "
-                            f"shape {tuple(tensor.shape)}, {tuple(views[name].shape)} expected"
-                        )
-                    views[name].copy_(tensor)
+                self._load_expert(store.blob(index), f"{module}: expert {expert}", readers)
+                converted_bytes += architecture.layout.blob_bytes
+                if converted_bytes >= _TRIM_EVERY_BYTES:
+                    converted_bytes = 0
+                    _return_freed_memory()
                 if progress is not None:
                     progress(index + 1, total)
+
+    def _load_expert(
+        self,
+        blob: npt.NDArray[np.uint8],
+        name: str,
+        readers: dict[str, Iterator[torch.Tensor]],
+    ) -> None:
+        views = self._architecture.layout.numpy_views(blob)
+        try:
+            for field_name, reader in readers.items():
+                tensor = next(reader)
+                if tensor.shape != views[field_name].shape:
+                    raise CheckpointError(
+                        f"{self._checkpoint.folder}: {name}: {field_name} has shape "
+                        f"{tuple(tensor.shape)}, {tuple(views[field_name].shape)} expected"
+                    )
+                views[field_name].copy_(tensor)
+        finally:
+            del blob, views  # an error's traceback would keep the store mapped
 
     def _read(self, target: str, source: _Source) -> Iterator[torch.Tensor]:
         """Yields the parameter of expert 0, 1, ..., holding one expert in memory where it can."""
@@ -235,7 +261,14 @@ class WeightReader:
             for key, lazy in keys[experts]:
                 converter.add_tensor(target, key, pattern, lambda lazy=lazy: lazy[...])
         model = self._architecture.model
-        converted = converter.convert(target, model=model, config=model.config)[target]
+        try:
+            converted = converter.convert(target, model=model, config=model.config)[target]
+        except RuntimeError as error:  # torch's, of a tensor of another shape or one too few
+            counts = ", ".join(f"{len(k)} of {pattern}" for pattern, k in source.slices.items())
+            raise CheckpointError(
+                f"{self._checkpoint.folder}: the tensors of {target} do not fit together "
+                f"({counts}): {error}; download again"
+            ) from error
         tensor: torch.Tensor = converted[0] if isinstance(converted, list) else converted
         return tensor
 

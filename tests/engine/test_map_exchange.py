@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,8 +44,9 @@ class Replica:
 class LocalStore:
     """A shared store that can be away, or begin a new life without its maps."""
 
-    def __init__(self, like: Replica) -> None:
+    def __init__(self, like: Replica, path: Path | None = None) -> None:
         self._header = like.maps.header
+        self._path = None if path is None else str(path)
         self.is_away = False
         self.num_calls = 0
         self.restart()
@@ -52,11 +54,14 @@ class LocalStore:
     def restart(self) -> None:
         self.time_s = 0.0
         self.store = ExpertMapStore(
-            self._header, None, put=lambda maps: maps, clock=lambda: self.time_s
+            self._header, self._path, put=lambda maps: maps, clock=lambda: self.time_s
         )
 
     def join(self) -> None:
         self.store.join(self._header)
+
+    def flush(self) -> None:
+        self.store.flush()
 
     def sync(self, outgoing: NamedMaps, since: Version) -> Update:
         self.num_calls += 1
@@ -188,6 +193,16 @@ def test_the_thread_catches_up_and_sends_what_is_left_when_closed(
     first.learn(1)
     exchange.close()
     assert len(shared.store.names) == 3
+
+
+def test_what_was_learnt_last_is_in_the_file_when_the_exchange_is_closed(tmp_path: Path) -> None:
+    replica = Replica(1)
+    shared = LocalStore(replica, tmp_path / "maps")
+    exchange = MapExchange(replica, shared, interval_s=0.01)
+    exchange.start()
+    replica.learn(2)
+    exchange.close()
+    assert len(MapStore.load(tmp_path / "maps", like=replica.maps)) == 2
 
 
 def within(seconds: float, condition: Callable[[], bool]) -> None:

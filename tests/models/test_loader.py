@@ -1,6 +1,7 @@
 import json
 import multiprocessing
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from reference.loading import StoredExperts, loading, logits
 from reference.mxfp4 import save_mxfp4
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from fmoe_ray.errors import CheckpointError, UnsupportedModelError
@@ -131,6 +133,34 @@ def test_a_checkpoint_that_lacks_an_expert_is_refused(tmp_path: Path) -> None:
     config.write_text(json.dumps(changed))
     with pytest.raises(CheckpointError):
         load_model(str(folder), device=CPU, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("change", ["lacks", "differs"])
+def test_experts_that_do_not_fit_together_are_named_and_leave_no_store(
+    change: str, tmp_path: Path
+) -> None:
+    save_tiny("mixtral", tmp_path)
+    path, key = next(
+        (path, key)
+        for path in sorted(tmp_path.glob("*.safetensors"))
+        for key in load_file(path)
+        if re.search(r"layers\.1\.\S*experts\.2\.w1\.weight", key)
+    )
+    tensors = load_file(path)
+    whole = tensors.pop(key)
+    if change == "differs":
+        tensors[key] = whole[:-1].contiguous()
+    save_file(tensors, path, metadata={"format": "pt"})
+    index = tmp_path / "model.safetensors.index.json"
+    if index.is_file():
+        body = json.loads(index.read_text())
+        if change == "lacks":
+            del body["weight_map"][key]
+        index.write_text(json.dumps(body))
+    before = set(Path("/dev/shm").glob("fmoe-*"))
+    with pytest.raises(CheckpointError, match=r"layers\.1\..*gate_up_proj (do not fit|has shape)"):
+        load_model(str(tmp_path), device=CPU, dtype=None)
+    assert set(Path("/dev/shm").glob("fmoe-*")) <= before
 
 
 def test_a_checkpoint_of_other_sizes_is_refused(tmp_path: Path) -> None:

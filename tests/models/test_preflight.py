@@ -94,6 +94,9 @@ def test_a_context_that_fits_nowhere_is_refused_before_loading(tmp_path: Path) -
         ({"budget": TOP_K - 1}, f"a token needs {TOP_K} at once"),
         ({"policy": "no-offload", "budget": 0.5}, "no-offload keeps all"),
         ({"policy": "lru", "prefetch_distance": 3}, "offload.prefetch_distance.*policy lru"),
+        ({"record_path": "/proc/trace.npz"}, "offload.record_path .*no file can be written"),
+        ({"record_path": "/absent/trace.npz"}, "offload.record_path .*there is no folder /absent"),
+        ({"store_path": "/tmp"}, "offload.store_path /tmp: is a folder"),
     ],
 )
 def test_what_cannot_run_is_refused_before_loading(
@@ -101,6 +104,13 @@ def test_what_cannot_run_is_refused_before_loading(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         check_machine(settings(save_tiny("mixtral", tmp_path), **offload))
+
+
+def test_more_threads_than_processors_are_refused(tmp_path: Path) -> None:
+    wanted = settings(save_tiny("mixtral", tmp_path))
+    engine = wanted.engine.model_copy(update={"num_threads": 10_000})
+    with pytest.raises(ConfigError, match="num_threads 10000: this machine has"):
+        check_machine(wanted.model_copy(update={"engine": engine}))
 
 
 def test_a_model_too_big_for_the_machine_names_both_sizes(tmp_path: Path) -> None:
