@@ -2,6 +2,9 @@
 
 import asyncio
 import logging
+import os
+import re
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property
@@ -16,7 +19,7 @@ from fmoe_ray.config import Settings
 from fmoe_ray.engine.learned_maps import refuse_store_path
 from fmoe_ray.engine.map_exchange import MapExchange, Update, Version
 from fmoe_ray.engine.runner import LocalRunner
-from fmoe_ray.errors import FmoeError, StoreUnavailableError
+from fmoe_ray.errors import ConfigError, FmoeError, StoreUnavailableError
 from fmoe_ray.maps.named import NamedMaps
 from fmoe_ray.maps.store_file import StoreHeader
 
@@ -24,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 NAMESPACE = "fmoe"
 CALL_TIMEOUT_S = 5.0
+_CONNECT_TIMEOUT_S = 5.0
 
 
 class MapStoreActor:
@@ -117,7 +121,10 @@ class RemoteMapStore:
 
 @contextmanager
 def connected(address: str) -> Iterator[None]:
-    """A connection to a cluster for one command. Raises StoreUnavailableError if there is none."""
+    """A connection to a cluster for one command. Raises StoreUnavailableError if there is none,
+    ConfigError for what is no address.
+    """
+    _require_listener(address)
     try:
         ray.init(address, log_to_driver=False)
     except ConnectionError as error:
@@ -126,6 +133,21 @@ def connected(address: str) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _require_listener(address: str) -> None:
+    """Ray itself would ask an address where nobody listens for ever."""
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS", "") or "auto"
+    if address == "auto":
+        return  # Ray looks for a cluster of this machine
+    parts = re.fullmatch(r"(?:ray://)?\[?([^/\[\]]+)\]?:(\d{1,5})", address)
+    if parts is None:
+        raise ConfigError(f"{address}: no address; write HOST:PORT, ray://HOST:PORT or auto")
+    try:
+        socket.create_connection((parts[1], int(parts[2])), _CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError, UnicodeError) as error:  # the last two: of no port, of no host
+        raise StoreUnavailableError(f"{address}: no cluster answers: {error}") from error
 
 
 class MapLink:

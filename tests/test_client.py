@@ -14,6 +14,7 @@ from fmoe_ray.client import AsyncClient, Client
 from fmoe_ray.engine.messages import StepPlan, StepResult
 from fmoe_ray.engine.stub_runner import StubRunner
 from fmoe_ray.errors import (
+    ConfigError,
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
@@ -84,13 +85,48 @@ def test_errors_of_the_server_are_those_of_the_package(url: str) -> None:
         client.chat(HELLO)
 
 
+def test_several_answers_are_refused_instead_of_dropping_all_but_one(url: str) -> None:
+    with Client(url) as client:
+        with pytest.raises(InvalidRequestError, match="send 2 requests, or use the openai") as n:
+            client.chat(HELLO, n=2)
+        assert n.value.param == "n"
+        with pytest.raises(InvalidRequestError, match="send 2 requests"):
+            client.chat(HELLO, n=2, stream=True)
+        with pytest.raises(InvalidRequestError, match="prompt: 2 prompts"):
+            client.complete(["a", "b"])  # type: ignore[list-item]
+        assert client.chat(HELLO, n=1, temperature=0).text == ALPHABET
+
+    async def run() -> None:
+        async with AsyncClient(url) as client:
+            with pytest.raises(InvalidRequestError, match="send 2 requests"):
+                await client.complete("a", n=2, stream=True)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("suffix", ["/v1", "/v1/", "/"])
+def test_an_address_as_openais_clients_take_it_works(url: str, suffix: str) -> None:
+    with Client(url + suffix) as client:
+        assert client.chat(HELLO, temperature=0).text == ALPHABET
+
+
+@pytest.mark.parametrize("timeout_s", [-1, 0, float("nan"), float("inf")])
+def test_a_time_out_that_is_none_is_a_wrong_setting(timeout_s: float) -> None:
+    for client in (Client, AsyncClient):
+        with pytest.raises(ConfigError, match=f"timeout_s {timeout_s}: give seconds above 0"):
+            client("http://127.0.0.1:1", timeout_s=timeout_s)
+
+
 def test_nobody_there_is_an_unavailable_server() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with Client(f"http://127.0.0.1:{port}") as client:
-        with pytest.raises(UnavailableError, match="connection failed"):
+        with pytest.raises(UnavailableError, match=f"127.0.0.1:{port}: the connection failed"):
             client.chat(HELLO)
+    with Client(f"http://127.0.0.1:{port}", model="tiny") as client:
+        with pytest.raises(UnavailableError, match=f"127.0.0.1:{port}: the connection failed"):
+            list(client.chat(HELLO, stream=True))
 
 
 def test_an_error_event_in_a_stream_raises() -> None:

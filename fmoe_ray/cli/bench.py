@@ -94,7 +94,9 @@ def channel(
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object instead of a table.")
     ] = False,
-    shards: Annotated[list[int] | None, typer.Option(help="Shards; may be repeated.")] = None,
+    shards: Annotated[
+        list[int] | None, typer.Option(min=1, help="Shards; may be repeated.")
+    ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Rows a step.")] = 16,
     steps: Annotated[int, typer.Option(min=1, help="Steps timed.")] = 2000,
 ) -> None:
@@ -252,7 +254,9 @@ def agreement(
 @app.command()
 def step(
     model: Annotated[str, typer.Option(help="Checkpoint: tiny, a folder or a hub name.")] = "tiny",
-    batch: Annotated[list[int] | None, typer.Option(help="Rows a step; may be repeated.")] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="Rows a step; may be repeated.")
+    ] = None,
     context: Annotated[int, typer.Option(min=1, help="Prompt tokens of each row.")] = 64,
     steps: Annotated[int, typer.Option(min=1, help="Decode steps timed.")] = 20,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
@@ -329,6 +333,7 @@ def engine(
     import msgspec
     import torch
 
+    from fmoe_ray.config import Budget
     from fmoe_ray.engine.gpu.assemble import prepare_process
     from fmoe_ray.errors import ConfigError
     from fmoe_ray.evaluate import engine_bench, engine_peers
@@ -338,6 +343,8 @@ def engine(
 
     if (model is None) == (shape is None):
         raise ConfigError("give either --model PATH or --shape NAME")
+    for text in budget:
+        Budget.parse(text)  # before the work, not after it
     prepare_process()
     device = choose_device("auto")
     if shape is not None:

@@ -15,10 +15,12 @@ from fmoe_ray.config import Budget, OffloadSettings, RoutingSettings, Settings, 
 from fmoe_ray.errors import ConfigError
 
 if TYPE_CHECKING:
+    from fmoe_ray.api.schemas import ChatCompletionRequest, CompletionRequest
     from fmoe_ray.engine.backend import Backend
     from fmoe_ray.engine.engine import Engine
     from fmoe_ray.engine.request import Event, GenerationRequest, Usage
     from fmoe_ray.engine.runner import Runner
+    from fmoe_ray.engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -33,43 +35,34 @@ def generate(
         str | None, typer.Option(help="0.25, 25%, 4GiB, a number of experts, or auto.")
     ] = None,
     policy: Annotated[str | None, typer.Option(help="Prefetching and eviction policy.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1)] = 256,
-    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(min=0, max=1)] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="At least 1.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 to 2; 0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Above 0, at most 1.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable; 64 bits.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Use no chat template.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Answer one prompt and show what its experts cost."""
     from fmoe_ray.engine.backend import ModelBackend
     from fmoe_ray.engine.engine import Engine
-    from fmoe_ray.engine.messages import Sampling
-    from fmoe_ray.engine.request import GenerationRequest
 
     # Warnings of the libraries must not land in the answer.
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     settings = _settings(config, expert_budget, policy)
+    options = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    body = _body(prompt, {"model": settings.model.name, **options}, raw=raw)
     backend = ModelBackend()
     backend.check(settings)
     tokenizer = backend.load_tokenizer(settings)
-    tokens = (
-        tokenizer.encode(prompt)
-        if raw
-        else tokenizer.encode_chat([{"role": "user", "content": prompt}])
-    )
-    request = GenerationRequest(
-        prompt=tokens,
-        max_tokens=max_tokens,
-        sampling=Sampling(temperature=temperature, top_p=top_p, seed=seed),
-    )
+    request = _request(body, tokenizer)
     runner = _load_with_bar(backend, settings)
     engine = Engine(runner, tokenizer, settings.engine)
     whole = asyncio.run(_run(engine, request, show=not as_json))
     assert whole.usage is not None
     stats = _stats(whole.usage)
     if as_json:
-        body = {"text": whole.text, "token_ids": whole.token_ids, "stats": stats}
-        typer.echo(json.dumps({**body, "finish_reason": whole.finish_reason}))
+        report = {"text": whole.text, "token_ids": whole.token_ids, "stats": stats}
+        typer.echo(json.dumps({**report, "finish_reason": whole.finish_reason}))
     else:
         typer.echo()
         typer.echo("  ".join(f"{name} {value}" for name, value in stats.items()), err=True)
@@ -103,6 +96,37 @@ def _without_unused(offload: OffloadSettings) -> OffloadSettings:
         logger.warning("policy %s does not use %s", offload.policy, ", ".join(unused))
     given = offload.model_fields_set - set(unused)
     return OffloadSettings(**{name: getattr(offload, name) for name in given})
+
+
+def _body(
+    prompt: str, options: dict[str, Any], *, raw: bool
+) -> "ChatCompletionRequest | CompletionRequest":
+    """What a server would have read, so that it allows and refuses the same."""
+    from fmoe_ray.api.body import parse_body
+    from fmoe_ray.api.schemas import ChatCompletionRequest, CompletionRequest
+
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:  # bytes that the terminal's encoding does not have
+        raise ConfigError(f"--prompt {prompt!r}: is not UTF-8 text") from error
+    if raw:
+        return parse_body(json.dumps({"prompt": prompt, **options}).encode(), CompletionRequest)
+    messages = [{"role": "user", "content": prompt}]
+    return parse_body(json.dumps({"messages": messages, **options}).encode(), ChatCompletionRequest)
+
+
+def _request(
+    body: "ChatCompletionRequest | CompletionRequest", tokenizer: "Tokenizer"
+) -> "GenerationRequest":
+    from fmoe_ray.api.jobs import chat_job, completion_job
+    from fmoe_ray.api.schemas import ChatCompletionRequest
+
+    if isinstance(body, ChatCompletionRequest):
+        job = chat_job(body, tokenizer)
+    else:
+        job = completion_job(body, tokenizer)
+    (request,) = job.requests
+    return request
 
 
 def _load_with_bar(backend: "Backend", settings: Settings) -> "Runner":

@@ -51,7 +51,7 @@ def simulate(
 
     Times are per token, in units of one layer's compute.
     """
-    from fmoe_ray.evaluate.policy_table import Comparison, blind_policies
+    from fmoe_ray.evaluate.policy_table import NO_OFFLOAD, Comparison, blind_policies
     from fmoe_ray.trace.format import load_trace
 
     for ratio in load_ratio:
@@ -79,6 +79,12 @@ def simulate(
             err=True,
         )
     rows = _compare_with_progress(routing, comparison)
+    if any(row.policy == NO_OFFLOAD and row.budget < 1 for row in rows):
+        typer.echo(
+            f"warning: {NO_OFFLOAD} is simulated with every expert resident, whatever the budget; "
+            "the engine runs it with budget 100% alone",
+            err=True,
+        )
     if as_json:
         typer.echo(json.dumps({"results": [row.to_json() for row in rows]}, indent=2))
     else:

@@ -2,11 +2,12 @@
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, closing
+from math import inf
 from typing import Any, Literal, Self, overload
 
 from fmoe_ray.client.answers import Answer, Body, Piece, read_answer, read_chunk
 from fmoe_ray.client.transport import AsyncTransport, Endpoint, Transport
-from fmoe_ray.errors import ConfigError
+from fmoe_ray.errors import ConfigError, InvalidRequestError
 
 _CHAT: Endpoint = "chat/completions"
 _COMPLETIONS: Endpoint = "completions"
@@ -18,12 +19,13 @@ class Client:
         with Client("http://127.0.0.1:8000") as client:
             print(client.chat([{"role": "user", "content": "Hello"}], max_tokens=20).text)
 
-    `target` is an address, `http://`, `https://` or `ray://`, or the handle of a Serve deployment
-    inside the cluster. Over `ray://` Ray and Python must be of the cluster's minor versions, and
-    `application` names the Serve application where there are several.
+    `target` is an address, `http://`, `https://` (with or without `/v1`) or `ray://`, or the handle
+    of a Serve deployment inside the cluster. Over `ray://` Ray and Python must be of the cluster's
+    minor versions, and `application` names the Serve application where there are several.
 
     `model` defaults to the one the server has. Further keyword arguments (max_tokens, temperature,
-    top_p, top_k, seed, stop) go into the request's body as they are. Every method raises
+    top_p, top_k, seed, stop) go into the request's body as they are; those that ask for several
+    answers are refused. Every method raises
     InvalidRequestError, AuthenticationError, ModelNotFoundError, OverloadedError, DeadlineError,
     UnavailableError or EngineError, as the server says, and UnavailableError if it cannot be
     reached or is silent for `timeout_s`.
@@ -56,7 +58,7 @@ class Client:
         self, messages: Sequence[dict[str, str]], *, stream: bool = False, **options: Any
     ) -> Answer | Iterator[Piece]:
         """With `stream` an iterator: closing it cancels the request, a broken stream raises."""
-        body = {"messages": list(messages), **options}
+        body = _for_one_answer({"messages": list(messages), **options})
         return self._stream(_CHAT, body) if stream else self._answer(_CHAT, body)
 
     @overload
@@ -72,7 +74,7 @@ class Client:
     def complete(
         self, prompt: str | list[int], *, stream: bool = False, **options: Any
     ) -> Answer | Iterator[Piece]:
-        body = {"prompt": prompt, **options}
+        body = _for_one_answer({"prompt": prompt, **options})
         return self._stream(_COMPLETIONS, body) if stream else self._answer(_COMPLETIONS, body)
 
     def models(self) -> list[str]:
@@ -130,7 +132,7 @@ class AsyncClient:
     async def chat(
         self, messages: Sequence[dict[str, str]], *, stream: bool = False, **options: Any
     ) -> Answer | AsyncIterator[Piece]:
-        body = {"messages": list(messages), **options}
+        body = _for_one_answer({"messages": list(messages), **options})
         return self._stream(_CHAT, body) if stream else await self._answer(_CHAT, body)
 
     @overload
@@ -146,7 +148,7 @@ class AsyncClient:
     async def complete(
         self, prompt: str | list[int], *, stream: bool = False, **options: Any
     ) -> Answer | AsyncIterator[Piece]:
-        body = {"prompt": prompt, **options}
+        body = _for_one_answer({"prompt": prompt, **options})
         return (
             self._stream(_COMPLETIONS, body) if stream else await self._answer(_COMPLETIONS, body)
         )
@@ -180,6 +182,26 @@ class AsyncClient:
         return self._model
 
 
+def _for_one_answer(body: Body) -> Body:
+    """An `Answer` and a stream of pieces have room for one choice: no other is dropped silently."""
+    n, prompt = body.get("n"), body.get("prompt")
+    if isinstance(n, int) and n > 1:
+        raise InvalidRequestError(
+            f"n: {n} answers were asked for and this client reads one: send {n} requests, or use "
+            "the openai package",
+            "n",
+            "unsupported_value",
+        )
+    if isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int):
+        raise InvalidRequestError(
+            f"prompt: {len(prompt)} prompts were given and this client reads one answer: send "
+            f"{len(prompt)} requests, or use the openai package",
+            "prompt",
+            "unsupported_value",
+        )
+    return body
+
+
 def _stream_body(model: str, body: Body) -> Body:
     options = {"stream": True, "stream_options": {"include_usage": True}}
     return {"model": model, **options, **body}
@@ -188,7 +210,7 @@ def _stream_body(model: str, body: Body) -> Body:
 def _transport(
     target: Any, api_key: str | None, timeout_s: float, application: str | None
 ) -> Transport:
-    if _is_http(target, api_key, application):
+    if _is_http(target, api_key, timeout_s, application):
         from fmoe_ray.client.http import HttpTransport
 
         return HttpTransport(target, api_key, timeout_s)
@@ -200,7 +222,7 @@ def _transport(
 def _async_transport(
     target: Any, api_key: str | None, timeout_s: float, application: str | None
 ) -> AsyncTransport:
-    if _is_http(target, api_key, application):
+    if _is_http(target, api_key, timeout_s, application):
         from fmoe_ray.client.http import AsyncHttpTransport
 
         return AsyncHttpTransport(target, api_key, timeout_s)
@@ -209,7 +231,10 @@ def _async_transport(
     return AsyncRayTransport(target, application, timeout_s)
 
 
-def _is_http(target: Any, api_key: str | None, application: str | None) -> bool:
+def _is_http(target: Any, api_key: str | None, timeout_s: float, application: str | None) -> bool:
+    """Raises ConfigError for what fits no transport, or not the one that the target means."""
+    if not isinstance(timeout_s, int | float) or not 0 < timeout_s < inf:
+        raise ConfigError(f"timeout_s {timeout_s!r}: give seconds above 0")
     is_http = isinstance(target, str) and target.startswith(("http://", "https://"))
     if isinstance(target, str) and not is_http and not target.startswith("ray://"):
         raise ConfigError(

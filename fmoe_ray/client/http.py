@@ -20,17 +20,19 @@ _CONNECT_TIMEOUT_S = 10.0
 class HttpTransport:
     def __init__(self, base_url: str, api_key: str | None, timeout_s: float) -> None:
         self._http = httpx.Client(**_options(base_url, api_key, timeout_s))
+        self._address = base_url
 
     def models(self) -> list[str]:
-        with _our_errors():
+        with _our_errors(self._address):
             return _model_names(self._http.get("/v1/models"))
 
     def answer(self, endpoint: Endpoint, body: Body) -> Body:
-        with _our_errors():
+        with _our_errors(self._address):
             return _read(self._http.post(f"/v1/{endpoint}", json=body))
 
     def stream(self, endpoint: Endpoint, body: Body) -> Generator[Body, None, None]:
-        with _our_errors(), self._http.stream("POST", f"/v1/{endpoint}", json=body) as response:
+        sending = self._http.stream("POST", f"/v1/{endpoint}", json=body)
+        with _our_errors(self._address), sending as response:
             if response.is_error:
                 response.read()
                 raise _error(response)
@@ -46,17 +48,18 @@ class HttpTransport:
 class AsyncHttpTransport:
     def __init__(self, base_url: str, api_key: str | None, timeout_s: float) -> None:
         self._http = httpx.AsyncClient(**_options(base_url, api_key, timeout_s))
+        self._address = base_url
 
     async def models(self) -> list[str]:
-        with _our_errors():
+        with _our_errors(self._address):
             return _model_names(await self._http.get("/v1/models"))
 
     async def answer(self, endpoint: Endpoint, body: Body) -> Body:
-        with _our_errors():
+        with _our_errors(self._address):
             return _read(await self._http.post(f"/v1/{endpoint}", json=body))
 
     async def stream(self, endpoint: Endpoint, body: Body) -> AsyncGenerator[Body, None]:
-        with _our_errors():
+        with _our_errors(self._address):
             async with self._http.stream("POST", f"/v1/{endpoint}", json=body) as response:
                 if response.is_error:
                     await response.aread()
@@ -95,7 +98,8 @@ def _options(base_url: str, api_key: str | None, timeout_s: float) -> dict[str, 
     # The time-out is between two reads, not for the whole answer: during long waits the server
     # sends comments.
     return {
-        "base_url": base_url,
+        # OpenAI's clients are given the address with the version: that works here too.
+        "base_url": base_url.rstrip("/").removesuffix("/v1"),
         "headers": {} if api_key is None else {"authorization": f"Bearer {api_key}"},
         "timeout": httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S),
     }
@@ -135,10 +139,10 @@ def _retry_after_s(value: str) -> float:
 
 
 @contextmanager
-def _our_errors() -> Iterator[None]:
+def _our_errors(address: str) -> Iterator[None]:
     try:
         yield
     except httpx.TimeoutException as error:
-        raise UnavailableError(f"no answer in time: {error!r}") from error
+        raise UnavailableError(f"{address}: no answer in time: {error!r}") from error
     except httpx.TransportError as error:
-        raise UnavailableError(f"the connection failed: {error}") from error
+        raise UnavailableError(f"{address}: the connection failed: {error}") from error

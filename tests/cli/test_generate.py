@@ -63,6 +63,11 @@ def test_the_text_is_streamed_and_the_statistics_go_to_the_other_stream() -> Non
         (("--config", "none.yaml"), "none.yaml: cannot be read"),
         (("--expert-budget", "2 pounds"), "2 pounds"),
         (("--policy", "magic"), "magic"),
+        # What HTTP refuses, in the same words.
+        (("--temperature", "1", "--seed", "99999999999999999999"), "seed: Input should be less"),
+        (("--top-p", "0"), "top_p: Input should be greater than 0"),
+        (("--prompt", "\udcff\udcfe"), "is not UTF-8"),  # the bytes ff fe
+        (("--prompt", "\udcff", "--raw"), "is not UTF-8"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_two(arguments: tuple[str, ...], words: str) -> None:

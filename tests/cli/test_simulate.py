@@ -53,6 +53,17 @@ def test_no_offload_holds_everything_whatever_the_budget() -> None:
     assert row["loads_per_token"] * row["num_tokens"] == pytest.approx(768)
 
 
+def test_a_floor_that_ignores_the_budget_says_so() -> None:
+    def warning(budget: str) -> str:
+        options = ["--policy", "no-offload", "--budget", budget, "--load-ratio", "0.5", "--json"]
+        result = CliRunner().invoke(app, ["simulate", TRACE, *options], catch_exceptions=False)
+        assert result.exit_code == 0
+        return result.stderr
+
+    assert "the engine runs it with budget 100% alone" in warning("0.25")
+    assert "warning" not in warning("100%")
+
+
 def test_the_table_names_policy_bounds_and_units() -> None:
     text = output(TRACE, "--policy", "lru", *CELL)
     assert "0.25 of the experts fit, R = 0.5" in text

@@ -1,6 +1,7 @@
 """`fmoe store`, `fmoe bench matcher` and `fmoe bench store` from the command line."""
 
 import json
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fmoe_ray.cli.app import app
-from fmoe_ray.errors import FingerprintError
+from fmoe_ray.errors import ConfigError, FingerprintError, StoreUnavailableError
 from fmoe_ray.maps import MapStore
 from fmoe_ray.maps.file_lock import lock_beside
 
@@ -94,6 +95,22 @@ def test_a_file_that_is_being_written_is_waited_for(
         result = run.invoke(app, ["store", *options])
         writing.result(timeout=5)
     assert result.exit_code == 0 and words in result.output
+
+
+@pytest.mark.parametrize("command", ["status", "stop"])
+def test_an_address_where_nobody_listens_is_refused_before_ray_waits_for_it(command: str) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        result = run.invoke(app, ["store", command, "tiny", "--address", address])
+    assert isinstance(result.exception, StoreUnavailableError)
+    assert f"{address}: no cluster answers" in str(result.exception)
+
+
+def test_what_is_no_address_of_a_cluster_is_named() -> None:
+    result = run.invoke(app, ["store", "status", "tiny", "--address", "here"])
+    assert isinstance(result.exception, ConfigError)
+    assert "here: no address; write HOST:PORT" in str(result.exception)
 
 
 def test_bench_store_reports_each_model_and_the_machine() -> None:
