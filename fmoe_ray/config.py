@@ -238,7 +238,7 @@ class ServerSettings(_Section):
     """Accepted bearer tokens; none means that no key is asked for. No message repeats them."""
     keep_alive_s: Annotated[float, Field(gt=0)] = 10.0
     """A stream without tokens for this long sends a comment, so that proxies keep it open."""
-    stream_interval_ms: Annotated[float, Field(ge=0)] = 4.0
+    stream_interval_ms: Annotated[float, Field(ge=0)] = 10.0
     """Tokens that come within this time of the chunk before are sent in one chunk: each chunk costs
     the proxy far more than a token. The first token is never held back, nor one that comes later
     than that; 0 sends every token alone."""
