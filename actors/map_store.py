@@ -217,10 +217,8 @@ class ExpertMapStore:
 
     def flush(self) -> None:
         """Saves what is not saved; if the file cannot be written, only says so in the log."""
-        if not self._is_saved:
-            self._save_or_say_why()
-
-    def _save_or_say_why(self) -> None:
+        if self._is_saved:
+            return
         try:
             self.save()
         except (StoreError, FingerprintError):  # the maps are still here, and the replicas go on

@@ -6,7 +6,7 @@ measured link rate; overlapped, the larger of the two.
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from fmoe_ray.config import Settings
+from fmoe_ray.engine.gpu.link import best_time, copy_rate
 from fmoe_ray.engine.messages import Row, Sampling, StepPlan, StepResult
 from fmoe_ray.engine.step_runner import StepRunner
 from fmoe_ray.errors import EngineError
@@ -85,30 +86,11 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
 
 def measure_ceilings(device: torch.device) -> Ceilings:
     """Rates of large copies: host to device, and within the device (bytes read plus written)."""
-    size = 1 << 28
-    is_cuda = device.type == "cuda"
-    host = torch.ones(size, dtype=torch.uint8, pin_memory=is_cuda)
-    there = torch.empty(size, dtype=torch.uint8, device=device)
-    other = torch.empty_like(there)
-    link = size / _best(lambda: there.copy_(host, non_blocking=True), device)
-    memory = 2 * size / _best(lambda: other.copy_(there), device)
+    size, times = 1 << 28, 8
+    link = copy_rate(device, num_bytes=size, times=times)
+    there, other = (torch.ones(size, dtype=torch.uint8, device=device) for _ in range(2))
+    memory = 2 * size / best_time(lambda: other.copy_(there), device, times)
     return Ceilings(link_gbps=link / 1e9, memory_gbps=memory / 1e9)
-
-
-def _best(call: Callable[[], object], device: torch.device, times: int = 8) -> float:
-    seconds = []
-    for _ in range(times):
-        _synchronize(device)
-        started = time.perf_counter()
-        call()
-        _synchronize(device)
-        seconds.append(time.perf_counter() - started)
-    return min(seconds)
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 class _Drive:

@@ -151,12 +151,14 @@ def check_machine(settings: Settings) -> Needs:
 
 
 def _check_threads(num_threads: int | None) -> None:
-    """More threads than processors only wait for each other, thousands of them for ever."""
+    """More threads than processors only wait for each other, thousands of them for ever. A few
+    times as many still end, so one file may serve machines that differ that much.
+    """
     num_processors = os.cpu_count() or 1
     if num_threads is not None and num_threads > 4 * num_processors:
         raise ConfigError(
             f"engine.num_threads {num_threads}: this machine has {num_processors} processors; "
-            "give as many at most"
+            f"give {num_processors}, and never more than {4 * num_processors}"
         )
 
 

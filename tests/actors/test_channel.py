@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from asyncio import StreamWriter, Task
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -115,14 +116,20 @@ def test_a_rank_can_be_taken_once() -> None:
     with_channel(2, body)
 
 
+async def step_in_flight(channel: ShardChannel) -> tuple[StreamWriter, Task[StepResult]]:
+    """The only shard's end of its connection, and a step that waits for that shard."""
+    connected = asyncio.ensure_future(channel.connected())
+    _, writer = await asyncio.open_connection(*channel.address)
+    writer.write(frame(Hello(channel.token, 0, StubRunner().info)))
+    await connected
+    step = asyncio.create_task(channel.step(plan(1)))
+    await asyncio.sleep(0)
+    return writer, step
+
+
 def test_a_shard_whose_process_dies_ends_the_step_in_flight() -> None:
     async def body(channel: ShardChannel) -> None:
-        connected = asyncio.ensure_future(channel.connected())
-        _, writer = await asyncio.open_connection(*channel.address)
-        writer.write(frame(Hello(channel.token, 0, StubRunner().info)))
-        await connected
-        step = asyncio.create_task(channel.step(plan(1)))
-        await asyncio.sleep(0)
+        writer, step = await step_in_flight(channel)
         writer.close()
         with pytest.raises(ShardLostError, match="expert shard 0 died"):
             await step
@@ -133,12 +140,7 @@ def test_a_shard_whose_process_dies_ends_the_step_in_flight() -> None:
 @pytest.mark.parametrize("bad", [b"\0\0\0\4junk", b"\xff\xff\xff\xff"])
 def test_a_shard_that_sends_what_cannot_be_read_ends_the_step_in_flight(bad: bytes) -> None:
     async def body(channel: ShardChannel) -> None:
-        connected = asyncio.ensure_future(channel.connected())
-        _, writer = await asyncio.open_connection(*channel.address)
-        writer.write(frame(Hello(channel.token, 0, StubRunner().info)))
-        await connected
-        step = asyncio.create_task(channel.step(plan(1)))
-        await asyncio.sleep(0)
+        writer, step = await step_in_flight(channel)
         writer.write(bad)
         with pytest.raises(ShardLostError, match="expert shard 0: "):
             await step
